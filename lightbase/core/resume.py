@@ -20,8 +20,7 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import num_processes_started, settle_devices
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import logs_folder_of, versions
-from lightbase.core.form import state_errors
+from lightbase.core.folder import logs_folder_of, newest_version
 from lightbase.core.load import (
     check_has_classes,
     load_data_state,
@@ -39,6 +38,7 @@ from lightbase.core.spec import (
     default_experiment,
     read_spec,
 )
+from lightbase.core.state_errors import state_errors
 
 MAY_CHANGE = {
     # the length
@@ -168,8 +168,8 @@ def is_restarted(line: CommandLine) -> bool:
         return False
     root = line.place("trainer.default_root_dir") or PROJECT.logs
     name = line.place("name") or default_name(line)
-    folders = [*versions(Path(root) / name).values()]
-    return bool(folders) and not (folders[-1] / "metrics.json").exists()
+    folder = newest_version(Path(root) / name)
+    return folder.exists() and not (folder / "metrics.json").exists()
 
 
 def default_name(line: CommandLine) -> str:
@@ -191,17 +191,17 @@ def newest_checkpoint(which: str, parent: Path) -> Path:
     parent: The folder ROOT/NAME, with the folders version_N.
     Raises UserError if there is no run, or if the file is missing for another reason.
     """
-    folders = [*versions(parent).values()]
-    if not folders:
+    folder = newest_version(parent)
+    if not folder.exists():
         raise UserError(
             f"ckpt_path {which}: no run in {parent} has one",
             "leave --ckpt_path out to start a run",
         )
-    path = folders[-1] / "checkpoints" / f"{which}.ckpt"
-    has_ended = (folders[-1] / "metrics.json").exists()
+    path = folder / "checkpoints" / f"{which}.ckpt"
+    has_ended = (folder / "metrics.json").exists()
     if not path.is_file() and (which == "best" or has_ended):
         raise UserError(
-            f"ckpt_path {which}: the newest run {folders[-1]} has no {path.name}",
+            f"ckpt_path {which}: the newest run {folder} has no {path.name}",
             "leave --ckpt_path out, or give the path of another run's checkpoint",
         )
     return path

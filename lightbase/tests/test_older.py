@@ -32,7 +32,7 @@ def test_another_name_of_the_package_is_todays_and_a_file_of_0_2_is_refused(
     del checkpoint["lightbase"]
     torch.save(checkpoint, path)
     error = fails(capsys, 1, lambda: evaluate(path))
-    assert "old.ckpt was written before version 0.3" in error
+    assert "the config that train.py saves from version 0.3 on" in error
 
 
 def test_only_import_paths_of_the_package_are_renamed() -> None:

@@ -13,7 +13,6 @@ from small import ConvNet
 from torch import Tensor, nn
 from written import checkpoint_file, equal
 
-from lightbase.core.checkpoint import LEGACY
 from lightbase.core.errors import UserError
 from lightbase.core.transfer import load_weights
 
@@ -52,12 +51,9 @@ def test_the_usual_files_fit(tmp_path, content, capsys):
     assert line in capsys.readouterr().out
 
 
-def test_safetensors_and_files_of_an_older_torch(tmp_path: Path) -> None:
+def test_safetensors_fit(tmp_path: Path) -> None:
     save_file(source(), tmp_path / "w.safetensors")
-    torch.save(source(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    assert (tmp_path / "old.pth").read_bytes().startswith(LEGACY)
-    for name in ("w.safetensors", "old.pth"):
-        assert equal(loaded(tmp_path / name), source())
+    assert equal(loaded(tmp_path / "w.safetensors"), source())
 
 
 def test_what_has_another_place_fits_and_what_has_another_shape_stays(tmp_path, capsys):
