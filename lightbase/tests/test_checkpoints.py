@@ -2,17 +2,17 @@
 checkpoint. Damaged and forged files: faults/test_hostile_configs.py."""
 
 import contextlib
+import random
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from example.classifier import Classifier
-from paths import Train, Trained, fails, script
+from paths import Trained, fails, script
+from written import equal
 
 from lightbase.core.errors import UserError
 from lightbase.core.load import load_run
@@ -95,48 +95,59 @@ def test_a_new_run_on_a_full_disk_leaves_none(
     assert not (tmp_path / "tiny").exists()
 
 
-class KeepsMore(Classifier):
-    """Has a number of its own in its checkpoints, which the test needs."""
-
-    temperature = 1.0
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["temperature"] = 3.0
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.temperature = checkpoint["temperature"]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) / self.temperature
-
-
-def test_what_a_model_keeps_in_its_checkpoint_is_there_again(
-    train: Train, tmp_path: Path
-) -> None:
-    result = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
-    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    again = script("evaluate").main(["--ckpt_path", str(best)])
-    assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(trained, tmp_path):
+    """Bytes are changed anywhere, and in the directory behind the last record."""
+    best = tmp_path / "best.ckpt"
+    content = (
+        trained("--trainer.max_epochs", 1)[0] / "checkpoints/best.ckpt"
+    ).read_bytes()
+    best.write_bytes(content)
+    expected = load_run(best)[1].state_dict()
+    draw = random.Random(0)
+    errors = []
+    for start in (0, content.index(b"PK\1\2")) * 20:
+        damaged = bytearray(content)
+        damaged[draw.randrange(start, len(content))] ^= draw.randrange(1, 256)
+        best.write_bytes(damaged)
+        try:
+            assert equal(load_run(best)[1].state_dict(), expected)
+        except UserError as error:
+            errors.append(str(error))
+    assert len(errors) > 20
+    assert all("best.ckpt is damaged or" in error for error in errors)
 
 
-FORGETFUL = """
+USERS_CODE = """
 from example.classifier import Classifier
 
-KEY = "epoch"
+KEY = "temperature"
 
-class Forgetful(Classifier):
+class KeepsMore(Classifier):
+    temperature = 1.0
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["temperature"] = 3.0
+
     def on_load_checkpoint(self, checkpoint):
-        self.value = checkpoint[KEY]
+        self.temperature = checkpoint[KEY]
+
+    def forward(self, x):
+        return super().forward(x) / self.temperature
 """
 
 
-def test_an_error_in_the_users_code_keeps_its_traceback(train, tmp_path, monkeypatch):
-    (tmp_path / "users_code.py").write_text(FORGETFUL)
+def test_what_a_model_keeps_is_there_again_and_its_errors_have_tracebacks(
+    train, tmp_path, monkeypatch
+):
+    (tmp_path / "users_code.py").write_text(USERS_CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    flags = ("--model", "users_code.Forgetful", "--trainer.max_epochs")
-    train(*flags, 1)
-    monkeypatch.setattr("users_code.KEY", "temperature")
-    with pytest.raises(KeyError, match="temperature"):
+    flags = ("--model", "users_code.KeepsMore", "--trainer.max_epochs")
+    result = train(*flags, 1)
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    again = script("evaluate").main(["--ckpt_path", str(best)])
+    assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+    monkeypatch.setattr("users_code.KEY", "forgotten")
+    with pytest.raises(KeyError, match="forgotten"):
         train(*flags, 2, "--ckpt_path", "last")
 
 
