@@ -1,6 +1,5 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
-import errno
 import re
 import shutil
 from pathlib import Path
@@ -50,11 +49,9 @@ class Run:
                 "stop it"
             ) from error
         except OSError as error:
-            problem = f"cannot be written: {error.strerror}: {error.filename}"
-            if error.errno == errno.ENOLCK:
-                problem = "is on a file system that refuses locks"
             raise UserError(
-                f"trainer.default_root_dir {root} {problem}", "give another one"
+                f"trainer.default_root_dir {root} cannot be written: {error}",
+                "give another one",
             ) from error
 
     def close(self) -> None:

@@ -136,16 +136,14 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     another way than in the training.
     """
     content = read_weights(path)
-    is_run = isinstance(content, dict) and is_config(content.get("config"))
+    saved = entries(content)
     spec = new_spec(line)
     leave_fold(spec)
-    if is_run:
-        check_split(content["config"], spec.config.data, path, has_state=False)
+    if is_config(saved.get("config")):
+        check_split(saved["config"], spec.config.data, path, has_state=False)
     model, data = build(spec)
     if isinstance(data, BaseDataModule):  # predictions need its classes and shapes
-        state: Any = {}
-        if is_run:
-            state = entries(content.get(type(data).__qualname__))
+        state = entries(saved.get(type(data).__qualname__))
         if state:
             # until version 0.3 the test part followed from split_seed
             data.test_seed = int(state.get("test_seed", data.split_seed))

@@ -207,54 +207,32 @@ def newest_checkpoint(which: str, parent: Path) -> Path:
     return path
 
 
-def resumed_spec(restart: Restart, line: CommandLine) -> RunSpec:
+def resumed_spec(
+    restart: Restart, line: CommandLine, objects: dict[str, Any] | None = None
+) -> RunSpec:
     """Return the record of a run that continues: its saved config with the changes of
     this command, which are printed.
 
-    Raises UserError for a change that a resume cannot make, and for a run whose model
-    and data were Python objects.
+    objects: The config of a model and of data that are Python objects: their classes,
+        see `lightbase.train`. None builds both from the saved config.
+    Raises UserError for a change that a resume cannot make, and for a run of objects
+    without the objects.
     """
-    check_has_classes(restart.checkpoint["config"])
     saved = restart.start_config
-    spec = read_spec([saved], line, PROJECT.default_model, is_saved=True)
-    continue_run(restart, line, spec)
-    return spec
-
-
-def spec_of_objects(
-    module: LightningModule,
-    data: LightningDataModule,
-    line: CommandLine,
-    restart: Restart | None,
-) -> RunSpec:
-    """Return the record of a training whose model and data are Python objects. It
-    describes both objects by their classes only.
-
-    line: The other settings, as arguments of a command.
-    restart: The run that continues, or None for a new run.
-    Raises UserError for a change that a resume cannot make.
-    """
-    saved: dict[str, Any] = {}
-    if restart:
-        saved = restart.start_config
-    for name, value in {"model": module, "data": data}.items():
-        path = f"{type(value).__module__}.{type(value).__qualname__}"
-        saved = saved | {name: {"class_path": path}}
-    spec = read_spec([saved], line, None, is_saved=True)
-    if restart:
-        continue_run(restart, line, spec)
-    return spec
-
-
-def continue_run(restart: Restart, line: CommandLine, spec: RunSpec) -> None:
-    """Let a run start from a checkpoint, and print the changes of this command. Raises
-    UserError for a change that a resume cannot make."""
+    model: str | None = PROJECT.default_model
+    if objects is None:
+        check_has_classes(saved)
+    else:
+        saved |= objects
+        model = None
+    spec = read_spec([saved], line, model, is_saved=True)
     spec.folder = restart.folder
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
     settings = flatten(as_values(spec))
     say_unused(line, spec.given, settings)
     check_changes(restart, spec.given, settings)
+    return spec
 
 
 def say_unused(line: CommandLine, given: frozenset[str], now: dict[str, Any]) -> None:
