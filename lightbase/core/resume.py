@@ -23,6 +23,7 @@ from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import logs_folder_of, newest_version
 from lightbase.core.load import (
     check_has_classes,
+    check_own,
     load_data_state,
     load_state,
     read_checkpoint,
@@ -30,7 +31,7 @@ from lightbase.core.load import (
 from lightbase.core.module import BaseModule
 from lightbase.core.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
 from lightbase.core.parser import EXTRA_FLAGS
-from lightbase.core.project import PROJECT, is_own
+from lightbase.core.project import PROJECT
 from lightbase.core.spec import (
     CommandLine,
     RunSpec,
@@ -138,14 +139,9 @@ def find_restart(line: CommandLine) -> Restart | None:
         path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
     if ckpt_path == "last":
         folder = path.parent.parent
-    is_trusted = line.place("trust_checkpoint") in ("true", "True")
-    if path.exists() and not is_own(path, root) and not is_trusted:
-        raise UserError(
-            f"{path} is not in your folder of runs: only your own trainings are "
-            "continued",
-            f"to start a new run from its weights: --model.weights {path}",
-            2,
-        )
+    if line.place("trust_checkpoint") not in ("true", "True"):
+        way_out = f"to start a new run from its weights: --model.weights {path}"
+        check_own(path, root, way_out)
     if name and folder and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         config = read_config(folder / "config.yaml")

@@ -43,15 +43,23 @@ def test_weights_of_another_network_are_two_lines(last: Path) -> None:
         load_run(last)
 
 
-def test_the_moments_of_another_parameter_are_two_lines(train, last, capsys) -> None:
-    """A user may have changed the order of the layers. A fused step would read past the
-    end of smaller moments."""
+def test_a_state_that_does_not_fit_the_code_is_two_lines(train, last, capsys) -> None:
+    """The code has another number of optimizers, its layers are in another order, or
+    there is one less. A fused step would read past the end of smaller moments."""
     content = torch.load(last, weights_only=True)
-    state = content["optimizer_states"][0]["state"]
-    state[0], state[1] = state[1], state[0]
-    torch.save(content, last)
-    error = fails(capsys, 1, lambda: train("--ckpt_path last --trainer.max_epochs 2"))
-    assert "does not fit: ValueError: exp_avg of the optimizer has another" in error
+    (optimizer,) = content["optimizer_states"]
+    state = optimizer["state"]
+    swapped = state | {0: state[1], 1: state[0]}
+    (group,) = optimizer["param_groups"]
+    fewer = group | {"params": group["params"][1:]}
+    for states, text in (
+        ([], "there is another number of optimizers"),
+        ([optimizer | {"state": swapped}], "exp_avg of the optimizer has another"),
+        ([optimizer | {"state": {}, "param_groups": [fewer]}], "loaded state dict"),
+    ):
+        torch.save(content | {"optimizer_states": states}, last)
+        resume = lambda: train("--ckpt_path last --trainer.max_epochs 2")  # noqa: E731
+        assert f"does not fit: ValueError: {text}" in fails(capsys, 1, resume)
 
 
 @contextlib.contextmanager
