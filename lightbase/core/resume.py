@@ -135,19 +135,19 @@ def find_restart(line: CommandLine) -> Restart | None:
     path = Path(ckpt_path)
     folder = None
     if ckpt_path in ("last", "best"):
-        name = name or default_name(line)
-        path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
+        path = newest_checkpoint(ckpt_path, newest_run(line))
     if ckpt_path == "last":
         folder = path.parent.parent
     if line.place("trust_checkpoint") not in ("true", "True"):
         way_out = f"to start a new run from its weights: --model.weights {path}"
         check_own(path, root, way_out)
-    if name and folder and not path.is_file():
+    if folder and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         config = read_config(folder / "config.yaml")
+        name = name or config["name"]
         return Restart(name, root, None, {"config": config}, folder)
     checkpoint = read_checkpoint(path)
-    saved_name = str(checkpoint["config"].get("name"))
+    saved_name = checkpoint["config"]["name"]
     name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
     root = root or saved_root
@@ -162,10 +162,16 @@ def is_restarted(line: CommandLine) -> bool:
     had ended, and the newest run of its name is not complete."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
+    run = newest_run(line)
+    return run.exists() and not (run / "metrics.json").exists()
+
+
+def newest_run(line: CommandLine) -> Path:
+    """Return the newest run of the name that a command gives. The folder does not exist
+    if there is no run."""
     root = line.place("trainer.default_root_dir") or PROJECT.logs
     name = line.place("name") or default_name(line)
-    folder = newest_version(Path(root) / name)
-    return folder.exists() and not (folder / "metrics.json").exists()
+    return newest_version(Path(root) / name)
 
 
 def default_name(line: CommandLine) -> str:
@@ -177,27 +183,26 @@ def default_name(line: CommandLine) -> str:
     return str(model).rpartition(".")[2]
 
 
-def newest_checkpoint(which: str, parent: Path) -> Path:
-    """Return the path of last.ckpt or best.ckpt of the newest run in a folder.
+def newest_checkpoint(which: str, run: Path) -> Path:
+    """Return the path of last.ckpt or best.ckpt of a run.
 
     The file last.ckpt may be missing: then the run was killed before its first
     checkpoint.
 
     which: "last" or "best".
-    parent: The folder ROOT/NAME, with the folders version_N.
+    run: The result of `newest_run`.
     Raises UserError if there is no run, or if the file is missing for another reason.
     """
-    folder = newest_version(parent)
-    if not folder.exists():
+    if not run.exists():
         raise UserError(
-            f"ckpt_path {which}: no run in {parent} has one",
+            f"ckpt_path {which}: no run in {run.parent} has one",
             "leave --ckpt_path out to start a run",
         )
-    path = folder / "checkpoints" / f"{which}.ckpt"
-    has_ended = (folder / "metrics.json").exists()
+    path = run / "checkpoints" / f"{which}.ckpt"
+    has_ended = (run / "metrics.json").exists()
     if not path.is_file() and (which == "best" or has_ended):
         raise UserError(
-            f"ckpt_path {which}: the newest run {folder} has no {path.name}",
+            f"ckpt_path {which}: the newest run {run} has no {path.name}",
             "leave --ckpt_path out, or give the path of another run's checkpoint",
         )
     return path
