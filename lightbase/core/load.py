@@ -5,6 +5,7 @@ to build the model and the data again. Config files name classes to import, so o
 file in the user's folder of runs may do so. `load_into` is the way for other files.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,16 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     line = CommandLine(flags)
     if line.configs:
         return load_into(path, line)
-    if not trust:
-        way_out = (
-            "give --config FILE, a YAML of yours; or --trust_checkpoint true, in "
-            "Python trust=True, if you would run it as a program"
-        )
-        check_own(path, line.place("trainer.default_root_dir"), way_out)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
+    if not trust:
+        names = re.findall(r"'class_path': '([^']{1,60})", repr(config))
+        way_out = (
+            f"it names {', '.join(names[:5])}: give --config FILE, a YAML of yours; or "
+            "--trust_checkpoint true, in Python trust=True, if you would run it as a "
+            "program"
+        )
+        check_own(path, line.place("trainer.default_root_dir"), way_out)
     check_has_classes(config)
     # the devices of the run may not be here; what changes the result stays
     kept = {"precision", "limit_test_batches"}

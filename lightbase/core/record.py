@@ -176,6 +176,7 @@ def describe_environment(trainer: Trainer) -> str:
         f"python: {platform.python_version()}",
         f"cuda: {torch.version.cuda}",
         f"cpu: {torch.get_num_threads()} threads, {instructions}",
+        f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
         describe_devices(trainer),
         f"git commit: {git_commit()}",
     ]
