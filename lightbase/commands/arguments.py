@@ -22,7 +22,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightbase.core.config_files import config_files, users_classes
 from lightbase.core.errors import UserError, did_you_mean, say
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import versions
+from lightbase.core.folder import newest_version
 from lightbase.core.project import PROJECT
 
 Args = Sequence[str] | None
@@ -206,9 +206,10 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
     elif not path.is_file():
         if (logs / text).is_dir():
             path = logs / text
-        # the newest run of NAME comes last; without one, `path` is a run
-        folders = [path, *versions(path).values()]
-        path = folders[-1] / "checkpoints" / "best.ckpt"
+        newest = newest_version(path)
+        if newest.exists():  # else `path` is the folder of a run
+            path = newest
+        path = path / "checkpoints" / "best.ckpt"
     if not path.exists():
         names = {folder.name for folder in logs.glob("*")} - {text}
         raise UserError(

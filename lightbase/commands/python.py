@@ -18,12 +18,8 @@ from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
-from lightbase.core.resume import (
-    check_restart,
-    find_restart,
-    spec_of_objects,
-)
-from lightbase.core.spec import CommandLine, validate
+from lightbase.core.resume import check_restart, find_restart, resumed_spec
+from lightbase.core.spec import CommandLine, read_spec, validate
 
 
 def load(
@@ -89,7 +85,11 @@ def train(
         args, objects = as_arguments(flags)
         line = CommandLine(args)
         restart = find_restart(line)
-        spec = spec_of_objects(module, data, line, restart)
+        classes = {"model": class_config(module), "data": class_config(data)}
+        if restart:
+            spec = resumed_spec(restart, line, classes)
+        else:
+            spec = read_spec([classes], line, None, is_saved=True)
         settle_trainer(spec)
         validate(spec, spec.config)
         seed_everything(spec.config.seed_everything, workers=True, verbose=False)
@@ -99,6 +99,11 @@ def train(
         if restart:
             check_restart(restart, spec, module, data)
         return command.train(spec, module, data)
+
+
+def class_config(value: object) -> dict[str, str]:
+    """Return the config of a Python object: only its class."""
+    return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
 def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:

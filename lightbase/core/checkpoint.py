@@ -31,8 +31,6 @@ from lightbase.core.files import check_readable, write_whole
 MAX_PINNED = 2**28
 """Bytes of a checkpoint that take page-locked memory, which torch keeps. With more,
 copying takes longer than waiting."""
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
-"""The first bytes of files of torch before 1.6."""
 
 
 class CheckpointCheck(Callback):
@@ -154,10 +152,7 @@ def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any
 
 def check_records(path: Path) -> None:
     """Raise BadZipFile for a record with a wrong checksum (CRC-32), which torch.load
-    does not check. Files of torch before 1.6 have no records and are not checked."""
-    with path.open("rb") as file:
-        if file.read(len(LEGACY)) == LEGACY:
-            return
+    does not check, and for a file of torch before 1.6, which has no records."""
     with zipfile.ZipFile(path) as archive:
         # torch.save sets neither. torch.load reads wrong numbers from a record marked
         # as a folder.
@@ -258,20 +253,14 @@ class RunCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far if the run continues in its folder. The
-        folder may have been moved.
-
-        Raise ValueError if a path or a score in the state is not as Lightning writes
-        it.
-        """
+        folder may have been moved."""
         if not Path(self.in_folder("last.ckpt")).exists():
             return  # a new run that starts from another one's checkpoint
-        state = state_dict | {"dirpath": str(self.dirpath), "best_k_models": {}}
+        state = state_dict | {"dirpath": str(self.dirpath)}
         for key in ("best_model_path", "last_model_path", "kth_best_model_path"):
             state[key] = self.in_folder(state[key])
-        for path, value in state_dict["best_k_models"].items():
-            if not isinstance(value, Tensor):
-                raise ValueError("the values of the best checkpoints are no numbers")
-            state["best_k_models"][self.in_folder(path)] = value
+        scores = state["best_k_models"].items()
+        state["best_k_models"] = {self.in_folder(path): score for path, score in scores}
         super().load_state_dict(state)
 
     def in_folder(self, path: str) -> str:
@@ -279,12 +268,8 @@ class RunCheckpoint(ModelCheckpoint):
         counts. Return "" for an empty path.
 
         Lightning deletes the checkpoints that it replaces. So a path in a state must
-        not lead to another folder, or to a file that is no checkpoint: raise ValueError
-        for that.
+        not lead to another folder.
         """
         if not path:
             return ""
-        name = Path(path).name
-        if not name.endswith(".ckpt"):
-            raise ValueError(f"the path {path[:60]!r} is of no checkpoint")
-        return str(Path(str(self.dirpath), name))
+        return str(Path(str(self.dirpath), Path(path).name))

@@ -196,38 +196,16 @@ def logged_step(trainer: Any) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def fit_loop_state(trainer: Any) -> Checkpoint:
-    """Return the state of the training's loop, as a checkpoint has it in
-    `saved_fit_loop`."""
-    return trainer.fit_loop.state_dict()
-
-
-def saved_fit_loop(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the state of the training's loop in a checkpoint. Raise KeyError if there
-    is none, as in a checkpoint of weights."""
-    return checkpoint["loops"]["fit_loop"]
-
-
 def saved_epochs(checkpoint: Checkpoint) -> dict[str, Counts]:
     """Return the counts of epochs in a checkpoint. Under "current", "ready" counts the
     epochs that have begun, "processed" the epochs whose batches are all done."""
-    return saved_fit_loop(checkpoint)["epoch_progress"]
-
-
-def saved_batches(checkpoint: Checkpoint) -> Counts:
-    """Return the counts of batches over all epochs in a checkpoint; "ready" counts the
-    batches that have begun."""
-    return saved_fit_loop(checkpoint)["epoch_loop.batch_progress"]["total"]
-
-
-def saved_counters(checkpoint: Checkpoint) -> Counts:
-    """Return the other counters of the loop in a checkpoint, by name."""
-    return saved_fit_loop(checkpoint)["epoch_loop.state_dict"]
+    return checkpoint["loops"]["fit_loop"]["epoch_progress"]
 
 
 def saved_logged_step(checkpoint: Checkpoint) -> int:
     """Return `logged_step` of a checkpoint that was written between two batches."""
-    return saved_counters(checkpoint)["_batches_that_stepped"]
+    counters = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+    return counters["_batches_that_stepped"]
 
 
 def newest_batch(trainer: Any) -> Any:

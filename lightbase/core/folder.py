@@ -1,6 +1,5 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
-import errno
 import re
 import shutil
 from pathlib import Path
@@ -50,11 +49,9 @@ class Run:
                 "stop it"
             ) from error
         except OSError as error:
-            problem = f"cannot be written: {error.strerror}: {error.filename}"
-            if error.errno == errno.ENOLCK:
-                problem = "is on a file system that refuses locks"
             raise UserError(
-                f"trainer.default_root_dir {root} {problem}", "give another one"
+                f"trainer.default_root_dir {root} cannot be written: {error}",
+                "give another one",
             ) from error
 
     def close(self) -> None:
@@ -111,8 +108,7 @@ def make_version(folder: Path) -> Path:
     folder: ROOT/NAME.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    number = max(versions(folder), default=-1) + 1
-    version = folder / f"version_{number}"
+    version = folder / f"version_{newest_number(folder) + 1}"
     try:
         version.mkdir()
     except FileExistsError:
@@ -120,17 +116,20 @@ def make_version(folder: Path) -> Path:
     return version
 
 
-def versions(folder: Path) -> dict[int, Path]:
-    """Return {N: folder} for the folders version_N of an experiment, oldest first.
+def newest_version(folder: Path) -> Path:
+    """Return the newest folder version_N of an experiment. Without a run, the result
+    does not exist.
 
     folder: ROOT/NAME.
     """
-    folders = {}
-    for path in folder.glob("version_*"):
-        number = path.name.removeprefix("version_")
-        if number.isdecimal():
-            folders[int(number)] = path
-    return dict(sorted(folders.items()))
+    return folder / f"version_{newest_number(folder)}"
+
+
+def newest_number(folder: Path) -> int:
+    """Return the highest N of the folders version_N in ROOT/NAME, or -1 if there is
+    none."""
+    names = [path.name.removeprefix("version_") for path in folder.glob("version_*")]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def is_running(folder: Path) -> bool:

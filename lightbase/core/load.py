@@ -19,7 +19,6 @@ from lightbase.core.config_files import REMOVED, checked, renamed
 from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.form import check_form, check_like, state_errors
 from lightbase.core.names import flatten
 from lightbase.core.project import PROJECT, is_own
 from lightbase.core.spec import (
@@ -30,12 +29,11 @@ from lightbase.core.spec import (
     new_spec,
     read_spec,
 )
+from lightbase.core.state_errors import state_errors
 from lightbase.core.transfer import load_weights, read_weights
 
 Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
 """A run: its record, its model and its data."""
-CONFIG = {"trainer": {}, "model": {"class_path": ""}, "data": {"class_path": ""}}
-"""What the config of a run has at least."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -47,32 +45,26 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     checkpoint = load_checked(path)
     config: Any = entries(checkpoint).get("config")
-    if not is_config(config) or "state_dict" not in checkpoint:
+    keys = {"state_dict", "package", "lightbase"}  # version 0.2 did not save the last
+    if not is_config(config) or not keys <= checkpoint.keys():
         raise UserError(
-            f"{path} is no checkpoint of a run: it lacks the weights or the config "
-            "that train.py saves"
+            f"{path} is no checkpoint of a run: it lacks the weights, or the config "
+            "that train.py saves from version 0.3 on"
         )
-    if "lightbase" not in checkpoint or "package" not in checkpoint:
-        raise UserError(
-            f"checkpoint {path} was written before version 0.3, and only such a "
-            "version can read it"
-        )
-    check_form(checkpoint, path)
-    for key in ("config", *REMOVED):  # the flag --config would read a file
+    for key in REMOVED:
         config.pop(key, None)
-    checkpoint["config"] = renamed(config, checkpoint["package"])
+    checkpoint["config"] = renamed(config, str(checkpoint["package"]))
     return checkpoint
 
 
 def is_config(config: Any) -> bool:
     """Return whether a value has the form of the config that train.py saves: a dict
-    with trainer, model and data, and a class path in the last two."""
+    with trainer, model and data, and not with values without end."""
     try:
-        checked(config)
-        check_like(config, CONFIG, "the config")
+        parts = entries(checked(config))
     except ValueError:
         return False
-    return True
+    return {"trainer", "model", "data"} <= parts.keys()
 
 
 def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Loaded:
@@ -94,15 +86,14 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
         return load_into(path, line)
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
-    if not trust and not is_own(path, line.place("trainer.default_root_dir")):
-        # the text comes from somebody else's file
+    if not trust:
         names = re.findall(r"'class_path': '([^']{1,60})", repr(config))
-        raise UserError(
-            f"{path} is not in your folder of runs; it names {', '.join(names[:5])}",
-            "give --config FILE, a YAML of yours; or --trust_checkpoint true, in "
-            "Python trust=True, if you would run it as a program",
-            2,
+        way_out = (
+            f"it names {', '.join(names[:5])}: give --config FILE, a YAML of yours; or "
+            "--trust_checkpoint true, in Python trust=True, if you would run it as a "
+            "program"
         )
+        check_own(path, line.place("trainer.default_root_dir"), way_out)
     check_has_classes(config)
     # the devices of the run may not be here; what changes the result stays
     kept = {"precision", "limit_test_batches"}
@@ -116,6 +107,17 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     model, data = build(spec)
     restore(checkpoint, model, data, path)
     return spec, model, data
+
+
+def check_own(path: Path, root: str | None, way_out: str) -> None:
+    """Raise UserError for a file that is not the user's, see `is_own`. A missing file
+    is left to the function that reads it."""
+    if path.exists() and not is_own(path, root):
+        raise UserError(
+            f"{path} is not in your folder of runs: no class that it names is built",
+            way_out,
+            2,
+        )
 
 
 def restore(
@@ -145,16 +147,14 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     another way than in the training.
     """
     content = read_weights(path)
-    is_run = isinstance(content, dict) and is_config(content.get("config"))
+    saved = entries(content)
     spec = new_spec(line)
     leave_fold(spec)
-    if is_run:
-        check_split(content["config"], spec.config.data, path, has_state=False)
+    if is_config(saved.get("config")):
+        check_split(saved["config"], spec.config.data, path, has_state=False)
     model, data = build(spec)
     if isinstance(data, BaseDataModule):  # predictions need its classes and shapes
-        state: Any = {}
-        if is_run:
-            state = entries(content.get(type(data).__qualname__))
+        state = entries(saved.get(type(data).__qualname__))
         if state:
             # until version 0.3 the test part followed from split_seed
             data.test_seed = int(state.get("test_seed", data.split_seed))

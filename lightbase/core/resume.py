@@ -20,10 +20,10 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import num_processes_started, settle_devices
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import logs_folder_of, versions
-from lightbase.core.form import state_errors
+from lightbase.core.folder import logs_folder_of, newest_version
 from lightbase.core.load import (
     check_has_classes,
+    check_own,
     load_data_state,
     load_state,
     read_checkpoint,
@@ -31,7 +31,7 @@ from lightbase.core.load import (
 from lightbase.core.module import BaseModule
 from lightbase.core.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
 from lightbase.core.parser import EXTRA_FLAGS
-from lightbase.core.project import PROJECT, is_own
+from lightbase.core.project import PROJECT
 from lightbase.core.spec import (
     CommandLine,
     RunSpec,
@@ -39,6 +39,7 @@ from lightbase.core.spec import (
     default_experiment,
     read_spec,
 )
+from lightbase.core.state_errors import state_errors
 
 MAY_CHANGE = {
     # the length
@@ -134,24 +135,19 @@ def find_restart(line: CommandLine) -> Restart | None:
     path = Path(ckpt_path)
     folder = None
     if ckpt_path in ("last", "best"):
-        name = name or default_name(line)
-        path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
+        path = newest_checkpoint(ckpt_path, newest_run(line))
     if ckpt_path == "last":
         folder = path.parent.parent
-    is_trusted = line.place("trust_checkpoint") in ("true", "True")
-    if path.exists() and not is_own(path, root) and not is_trusted:
-        raise UserError(
-            f"{path} is not in your folder of runs: only your own trainings are "
-            "continued",
-            f"to start a new run from its weights: --model.weights {path}",
-            2,
-        )
-    if name and folder and not path.is_file():
+    if line.place("trust_checkpoint") not in ("true", "True"):
+        way_out = f"to start a new run from its weights: --model.weights {path}"
+        check_own(path, root, way_out)
+    if folder and not path.is_file():
         say(f"{folder} was stopped before its first checkpoint: it starts again")
         config = read_config(folder / "config.yaml")
+        name = name or config["name"]
         return Restart(name, root, None, {"config": config}, folder)
     checkpoint = read_checkpoint(path)
-    saved_name = str(checkpoint["config"].get("name"))
+    saved_name = checkpoint["config"]["name"]
     name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
     root = root or saved_root
@@ -166,10 +162,16 @@ def is_restarted(line: CommandLine) -> bool:
     had ended, and the newest run of its name is not complete."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
+    run = newest_run(line)
+    return run.exists() and not (run / "metrics.json").exists()
+
+
+def newest_run(line: CommandLine) -> Path:
+    """Return the newest run of the name that a command gives. The folder does not exist
+    if there is no run."""
     root = line.place("trainer.default_root_dir") or PROJECT.logs
     name = line.place("name") or default_name(line)
-    folders = [*versions(Path(root) / name).values()]
-    return bool(folders) and not (folders[-1] / "metrics.json").exists()
+    return newest_version(Path(root) / name)
 
 
 def default_name(line: CommandLine) -> str:
@@ -181,80 +183,57 @@ def default_name(line: CommandLine) -> str:
     return str(model).rpartition(".")[2]
 
 
-def newest_checkpoint(which: str, parent: Path) -> Path:
-    """Return the path of last.ckpt or best.ckpt of the newest run in a folder.
+def newest_checkpoint(which: str, run: Path) -> Path:
+    """Return the path of last.ckpt or best.ckpt of a run.
 
     The file last.ckpt may be missing: then the run was killed before its first
     checkpoint.
 
     which: "last" or "best".
-    parent: The folder ROOT/NAME, with the folders version_N.
+    run: The result of `newest_run`.
     Raises UserError if there is no run, or if the file is missing for another reason.
     """
-    folders = [*versions(parent).values()]
-    if not folders:
+    if not run.exists():
         raise UserError(
-            f"ckpt_path {which}: no run in {parent} has one",
+            f"ckpt_path {which}: no run in {run.parent} has one",
             "leave --ckpt_path out to start a run",
         )
-    path = folders[-1] / "checkpoints" / f"{which}.ckpt"
-    has_ended = (folders[-1] / "metrics.json").exists()
+    path = run / "checkpoints" / f"{which}.ckpt"
+    has_ended = (run / "metrics.json").exists()
     if not path.is_file() and (which == "best" or has_ended):
         raise UserError(
-            f"ckpt_path {which}: the newest run {folders[-1]} has no {path.name}",
+            f"ckpt_path {which}: the newest run {run} has no {path.name}",
             "leave --ckpt_path out, or give the path of another run's checkpoint",
         )
     return path
 
 
-def resumed_spec(restart: Restart, line: CommandLine) -> RunSpec:
+def resumed_spec(
+    restart: Restart, line: CommandLine, objects: dict[str, Any] | None = None
+) -> RunSpec:
     """Return the record of a run that continues: its saved config with the changes of
     this command, which are printed.
 
-    Raises UserError for a change that a resume cannot make, and for a run whose model
-    and data were Python objects.
+    objects: The config of a model and of data that are Python objects: their classes,
+        see `lightbase.train`. None builds both from the saved config.
+    Raises UserError for a change that a resume cannot make, and for a run of objects
+    without the objects.
     """
-    check_has_classes(restart.checkpoint["config"])
     saved = restart.start_config
-    spec = read_spec([saved], line, PROJECT.default_model, is_saved=True)
-    continue_run(restart, line, spec)
-    return spec
-
-
-def spec_of_objects(
-    module: LightningModule,
-    data: LightningDataModule,
-    line: CommandLine,
-    restart: Restart | None,
-) -> RunSpec:
-    """Return the record of a training whose model and data are Python objects. It
-    describes both objects by their classes only.
-
-    line: The other settings, as arguments of a command.
-    restart: The run that continues, or None for a new run.
-    Raises UserError for a change that a resume cannot make.
-    """
-    saved: dict[str, Any] = {}
-    if restart:
-        saved = restart.start_config
-    for name, value in {"model": module, "data": data}.items():
-        path = f"{type(value).__module__}.{type(value).__qualname__}"
-        saved = saved | {name: {"class_path": path}}
-    spec = read_spec([saved], line, None, is_saved=True)
-    if restart:
-        continue_run(restart, line, spec)
-    return spec
-
-
-def continue_run(restart: Restart, line: CommandLine, spec: RunSpec) -> None:
-    """Let a run start from a checkpoint, and print the changes of this command. Raises
-    UserError for a change that a resume cannot make."""
+    model: str | None = PROJECT.default_model
+    if objects is None:
+        check_has_classes(saved)
+    else:
+        saved |= objects
+        model = None
+    spec = read_spec([saved], line, model, is_saved=True)
     spec.folder = restart.folder
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
     settings = flatten(as_values(spec))
     say_unused(line, spec.given, settings)
     check_changes(restart, spec.given, settings)
+    return spec
 
 
 def say_unused(line: CommandLine, given: frozenset[str], now: dict[str, Any]) -> None:

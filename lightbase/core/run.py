@@ -33,11 +33,11 @@ from lightbase.core.devices import (
 from lightbase.core.errors import UserError, first_line, rank, say
 from lightbase.core.files import json_text, read_json, relative_to_cwd
 from lightbase.core.folder import Run, root_folder
-from lightbase.core.form import state_errors
 from lightbase.core.project import PROJECT
 from lightbase.core.record import RunRecorder, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
 from lightbase.core.spec import RunSpec
+from lightbase.core.state_errors import state_errors
 from lightbase.core.testing import best_checkpoint, run_test, say_results
 
 OpenLoggers = Callable[

@@ -3,7 +3,7 @@
 `RandomState` keeps the random numbers. `WholeEpochs` keeps whether an epoch was
 complete. `PlateauFirst` keeps what ReduceLROnPlateau has seen. `ResumedOptimizer`
 adapts the saved states of optimizers and schedules to the objects that this run has
-built. A damaged or forged state is refused before torch reads it.
+built.
 """
 
 import random
@@ -23,10 +23,8 @@ from lightbase.core.compat import (
     begin_epoch_again,
     epochs_begun,
     epochs_done,
-    fit_loop_state,
     forget_train_loader,
     saved_epochs,
-    saved_fit_loop,
     skip_ended_epoch,
     step_plateau_schedulers,
 )
@@ -34,17 +32,17 @@ from lightbase.core.config_files import renamed
 from lightbase.core.curves import gather
 from lightbase.core.devices import devices_of
 from lightbase.core.errors import UserError
-from lightbase.core.form import check_like
 from lightbase.core.module import BaseModule, has_named_optimizer
 from lightbase.core.optim import IMPLEMENTATIONS, length_argument, schedule_length
 
-MOMENTS: dict[type, tuple[str, ...]] = {
-    torch.optim.SGD: (),
-    torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
-    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
-    torch.optim.Adagrad: ("step", "sum"),
-}
-"""The state of a parameter in the optimizers whose fused step does not check it."""
+FUSED = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+)
+"""Optimizers whose moments have the shape of their parameter. A fused step does not
+check it, and would read and write past the end of a smaller moment."""
 
 
 class RandomState(Callback):
@@ -77,12 +75,9 @@ class RandomState(Callback):
         If there are more processes than saved states, the further ones get new random
         numbers. If an epoch begins, the loader draws its order again, from the restored
         state.
-
-        Raise ValueError for a damaged state.
         """
         rank = trainer.global_rank
         if rank < len(self.resumed):
-            check_random_state(self.resumed[rank])
             restore_random_state(self.resumed[rank], self.gpus)
             if epochs_done(trainer) == epochs_begun(trainer):  # an epoch begins
                 begin_epoch_again(trainer)
@@ -98,32 +93,25 @@ def random_state(gpus: list[torch.device]) -> dict[str, Any]:
     """Return the state of the global random generators of torch, Python and numpy, in a
     form that safe loading accepts.
 
-    gpus: The GPUs whose generators count, too.
+    gpus: The GPUs of CUDA whose generators count, too.
     """
     name, key, *rest = np.random.get_state(legacy=True)
-    return {
+    state = {
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
         "python": random.getstate(),
         # safe loading allows tensors, but no numpy arrays
         "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],
     }
-
-
-def check_random_state(state: dict[str, Any]) -> None:
-    """Raise ValueError for a state that `random_state` cannot have returned. The number
-    of GPUs may differ from today's."""
-    fresh = random_state([])
-    fresh["cuda"] = None  # another number of GPUs is allowed
-    check_like(state, fresh, "the state of the random numbers", 2**32)
-    if not 0 <= state["numpy"][2] <= 624:
-        raise ValueError("the state of numpy's random numbers is beyond its end")
+    if torch.backends.mps.is_available():  # the GPU of an Apple computer
+        state["mps"] = torch.mps.get_rng_state()
+    return state
 
 
 def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
     """Set the global random generators to a state.
 
-    state: The result of `random_state`, checked by `check_random_state`.
+    state: The result of `random_state`.
     gpus: The GPUs of this process, in the same order. If their number has changed, the
         further GPUs keep their state.
     """
@@ -131,6 +119,8 @@ def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> Non
     # the number of GPUs may have changed
     for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):
         torch.cuda.set_rng_state(gpu_state, gpu)
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
     random.setstate(state["python"])
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
@@ -229,19 +219,18 @@ class PlateauFirst(Checkpoint):
 
 class ResumedOptimizer(Callback):
     """Adapts the saved state of an optimizer to the optimizer that this run has built,
-    and refuses a state of another optimizer or schedule.
+    and refuses the state of other optimizers or of another schedule.
 
-    saved_optimizers, saved_schedules: The states in the checkpoint, in its order.
+    saved_numbers: The numbers of optimizers and of schedules in the checkpoint.
     """
 
-    saved_optimizers: list[Any] = []
-    saved_schedules: list[Any] = []
+    saved_numbers = (0, 0)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the saved states. Lightning restores the states
         after this hook.
 
-        Raise ValueError for states of other optimizers or schedules.
+        Raise ValueError for another number of optimizers or schedules.
         """
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(adapt_state)
@@ -253,21 +242,11 @@ class ResumedOptimizer(Callback):
             forget_train_loader(trainer)
 
     def check_restored(self, trainer: Any) -> None:
-        """Raise ValueError if the saved states have another number of optimizers or
-        schedules, or if the state of a schedule does not fit.
-
-        Only the schedules of torch are compared: the states of other classes may have
-        any form.
-        """
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        saved_numbers = len(self.saved_optimizers), len(self.saved_schedules)
-        if saved_numbers != (len(trainer.optimizers), len(schedules)):
+        """Raise ValueError if the checkpoint has another number of optimizers or
+        schedules. Lightning would leave out those without a partner."""
+        numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
+        if self.saved_numbers != numbers:
             raise ValueError("there is another number of optimizers or schedules")
-        for schedule, saved in zip(schedules, self.saved_schedules, strict=True):
-            # the state of any other schedule is unknown
-            if type(schedule).__module__.startswith("torch.optim"):
-                fresh = schedule.state_dict()
-                check_like(saved, fresh, "the schedule", is_complete=False)
 
     def on_save_checkpoint(
         self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
@@ -282,14 +261,15 @@ class ResumedOptimizer(Callback):
         """Check the states before Lightning restores them. Evaluation needs no such
         state and checks nothing.
 
-        Raise ValueError for a damaged state, and UserError if the code or the length of
-        the training has changed.
+        Raise UserError if the code or the length of the training has changed.
         """
         if trainer.state.fn != "fit":
             return
-        check_like(saved_fit_loop(checkpoint), fit_loop_state(trainer), "loops")
-        self.saved_optimizers = checkpoint["optimizer_states"]
-        self.saved_schedules = checkpoint["lr_schedulers"]
+        optimizers, schedules = (
+            checkpoint["optimizer_states"],
+            checkpoint["lr_schedulers"],
+        )
+        self.saved_numbers = len(optimizers), len(schedules)
         if "schedule" in checkpoint and has_named_optimizer(model):
             # it may name a class of the user's package
             saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
@@ -307,51 +287,25 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     saved: The result of `state_dict` of an optimizer of the same parameters. It is
         changed in place.
 
-    Raise ValueError for a state of other parameters.
+    Raise ValueError for the moments of another parameter.
     """
-    fresh = optimizer.state_dict()["param_groups"]
-    check_like(saved["param_groups"], fresh, "the optimizer", is_complete=False)
-    indices: set[int] = set()
-    for group, saved_group in zip(
-        optimizer.param_groups, saved["param_groups"], strict=True
-    ):
-        if "lr" not in saved_group:
-            raise ValueError("the optimizer's state has no lr")
+    # torch refuses another number of groups or parameters, after this hook
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
+    for group, saved_group in groups:
         for name in IMPLEMENTATIONS | {"name"}:
             if name in group or name in saved_group:
                 saved_group[name] = group.get(name)
-        indices.update(saved_group["params"])
-        for weight, index in zip(group["params"], saved_group["params"], strict=True):
+        indices = saved_group["params"]
+        for weight, index in zip(group["params"], indices, strict=False):
             moments = saved["state"].get(index, {})
-            check_moments(type(optimizer), weight, moments)
             for name, value in moments.items():
-                is_moment = isinstance(value, Tensor) and value.dim() > 0
-                if is_moment and value.shape == weight.shape:
+                if not isinstance(value, Tensor) or name == "step":
+                    continue
+                if value.shape == weight.shape:
                     moment = torch.empty_like(weight, dtype=value.dtype)
                     moments[name] = moment.copy_(value)
-    if not saved["state"].keys() <= indices:
-        raise ValueError("the optimizer's state has other parameters")
-
-
-def check_moments(optimizer: type, weight: Tensor, moments: dict[str, Any]) -> None:
-    """Raise ValueError for moments of another shape than their parameter: a fused step
-    would read and write past their end.
-
-    optimizer: The class of the optimizer. A class that is not in MOMENTS is not
-        checked.
-    moments: The saved state of this parameter, by name; empty if it has none yet.
-    """
-    if not moments or optimizer not in MOMENTS:
-        return
-    required = MOMENTS[optimizer]
-    for name in {*required, *moments}:
-        value: Any = moments.get(name)
-        if value is None and name not in required:
-            continue  # SGD's momentum_buffer before the first step
-        shape = torch.Size() if name == "step" else weight.shape
-        is_float = isinstance(value, Tensor) and value.is_floating_point()
-        if not is_float or value.shape != shape:
-            raise ValueError(f"{name} in the optimizer's state is not its parameter's")
+                elif type(optimizer) in FUSED:
+                    raise ValueError(f"{name} of the optimizer has another shape")
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:

@@ -31,20 +31,16 @@ NO_TEST = (
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """Return the path of best.ckpt, or None if this run has not written one.
+    """Return the path of best.ckpt, or None if there is none.
 
     All processes have to call this function. The first one decides, because only it
-    writes the file. The path of a file that has been deleted is returned, too: then the
-    test raises an error.
+    writes the file.
     """
     best = best_callback(trainer)
-    path = None
-    is_written = False
-    if best:
-        path = Path(str(best.dirpath), "best.ckpt")
-        # a file that was written and has been deleted is an error of the test
-        is_written = bool(best.best_model_path) or path.is_file()
-    if trainer.strategy.broadcast(is_written):
+    if best is None:
+        return None
+    path = Path(str(best.dirpath), "best.ckpt")
+    if trainer.strategy.broadcast(path.is_file()):
         return path
     return None
 

@@ -2,21 +2,21 @@
 checkpoint. Damaged and forged files: faults/test_hostile_configs.py."""
 
 import contextlib
+import random
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from example.classifier import Classifier
-from paths import Train, Trained, fails, script
+from paths import Trained, fails, script
+from written import equal
 
 from lightbase.core.errors import UserError
 from lightbase.core.load import load_run
-from lightbase.core.record import RunRecorder
+from lightbase.core.state import random_state, restore_random_state
 
 
 @pytest.fixture
@@ -41,6 +41,25 @@ def test_weights_of_another_network_are_two_lines(last: Path) -> None:
     problem = "is of another model: size mismatch for net.layers.*\nit was trained with"
     with pytest.raises(UserError, match=problem):
         load_run(last)
+
+
+def test_a_state_that_does_not_fit_the_code_is_two_lines(train, last, capsys) -> None:
+    """The code has another number of optimizers, its layers are in another order, or
+    there is one less. A fused step would read past the end of smaller moments."""
+    content = torch.load(last, weights_only=True)
+    (optimizer,) = content["optimizer_states"]
+    state = optimizer["state"]
+    swapped = state | {0: state[1], 1: state[0]}
+    (group,) = optimizer["param_groups"]
+    fewer = group | {"params": group["params"][1:]}
+    for states, text in (
+        ([], "there is another number of optimizers"),
+        ([optimizer | {"state": swapped}], "exp_avg of the optimizer has another"),
+        ([optimizer | {"state": {}, "param_groups": [fewer]}], "loaded state dict"),
+    ):
+        torch.save(content | {"optimizer_states": states}, last)
+        resume = lambda: train("--ckpt_path last --trainer.max_epochs 2")  # noqa: E731
+        assert f"does not fit: ValueError: {text}" in fails(capsys, 1, resume)
 
 
 @contextlib.contextmanager
@@ -84,56 +103,70 @@ def test_a_new_run_on_a_full_disk_leaves_none(
     assert not (tmp_path / "tiny").exists()
 
 
-def test_a_best_checkpoint_that_is_deleted_is_not_tested(
-    train, tmp_path, monkeypatch, capsys
-):
-    folder = tmp_path / "tiny" / "version_0"
-    best = folder / "checkpoints" / "best.ckpt"
-    monkeypatch.setattr(RunRecorder, "on_fit_end", lambda *_: best.unlink())
-    assert "best.ckpt" in fails(capsys, 1, train)
-    assert not (folder / "metrics.json").exists()
+def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(trained, tmp_path):
+    """Bytes are changed anywhere, and in the directory behind the last record."""
+    best = tmp_path / "best.ckpt"
+    content = (
+        trained("--trainer.max_epochs", 1)[0] / "checkpoints/best.ckpt"
+    ).read_bytes()
+    best.write_bytes(content)
+    expected = load_run(best)[1].state_dict()
+    draw = random.Random(0)
+    errors = []
+    for start in (0, content.index(b"PK\1\2")) * 20:
+        damaged = bytearray(content)
+        damaged[draw.randrange(start, len(content))] ^= draw.randrange(1, 256)
+        best.write_bytes(damaged)
+        try:
+            assert equal(load_run(best)[1].state_dict(), expected)
+        except UserError as error:
+            errors.append(str(error))
+    assert len(errors) > 20
+    assert all("best.ckpt is damaged or" in error for error in errors)
 
 
-class KeepsMore(Classifier):
-    """Has a number of its own in its checkpoints, which the test needs."""
-
-    temperature = 1.0
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["temperature"] = 3.0
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.temperature = checkpoint["temperature"]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) / self.temperature
-
-
-def test_what_a_model_keeps_in_its_checkpoint_is_there_again(
-    train: Train, tmp_path: Path
-) -> None:
-    result = train("--model", "test_checkpoints.KeepsMore", "--trainer.max_epochs", 1)
-    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    again = script("evaluate").main(["--ckpt_path", str(best)])
-    assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
-
-
-FORGETFUL = """
+USERS_CODE = """
 from example.classifier import Classifier
 
-KEY = "epoch"
+KEY = "temperature"
 
-class Forgetful(Classifier):
+class KeepsMore(Classifier):
+    temperature = 1.0
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["temperature"] = 3.0
+
     def on_load_checkpoint(self, checkpoint):
-        self.value = checkpoint[KEY]
+        self.temperature = checkpoint[KEY]
+
+    def forward(self, x):
+        return super().forward(x) / self.temperature
 """
 
 
-def test_an_error_in_the_users_code_keeps_its_traceback(train, tmp_path, monkeypatch):
-    (tmp_path / "users_code.py").write_text(FORGETFUL)
+def test_what_a_model_keeps_is_there_again_and_its_errors_have_tracebacks(
+    train, tmp_path, monkeypatch
+):
+    (tmp_path / "users_code.py").write_text(USERS_CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    flags = ("--model", "users_code.Forgetful", "--trainer.max_epochs")
-    train(*flags, 1)
-    monkeypatch.setattr("users_code.KEY", "temperature")
-    with pytest.raises(KeyError, match="temperature"):
+    flags = ("--model", "users_code.KeepsMore", "--trainer.max_epochs")
+    result = train(*flags, 1)
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    again = script("evaluate").main(["--ckpt_path", str(best)])
+    assert again["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+    monkeypatch.setattr("users_code.KEY", "forgotten")
+    with pytest.raises(KeyError, match="forgotten"):
         train(*flags, 2, "--ckpt_path", "last")
+
+
+def test_the_random_numbers_of_an_apple_gpu_continue(monkeypatch) -> None:
+    restored: list[int] = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.tensor(5))
+    monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    state = random_state([])
+    restore_random_state(state, [])
+    assert restored == [5]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    restore_random_state(state, [])
+    assert restored == [5], "the run goes on on another computer"

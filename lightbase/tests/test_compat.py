@@ -61,7 +61,7 @@ class Counts(Callback):
                 compat.epochs_done(trainer),
                 compat.logged_step(trainer),
             ]
-            self.state = {"loops": {"fit_loop": compat.fit_loop_state(trainer)}}
+            self.state = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of Lightning, about loaders and logs

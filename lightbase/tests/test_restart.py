@@ -107,12 +107,3 @@ def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     train("--trainer.max_epochs", 1)  # the newest run is complete
     assert (tmp_path / "tiny" / "version_1").exists()
-
-
-def test_a_run_in_a_renamed_folder_goes_on_there(train, tmp_path):
-    train("--trainer.max_epochs", 1)
-    folder = tmp_path / "tiny" / "version_good"
-    (tmp_path / "tiny" / "version_0").rename(folder)
-    last = folder / "checkpoints" / "last.ckpt"
-    assert train("--trainer.max_epochs", 2, "--ckpt_path", last)["epochs"] == 2
-    assert [path.name for path in folder.parent.iterdir()] == ["version_good"]

@@ -24,12 +24,6 @@ class AtEpochEnd(Callback):
         shrink([*pl_module.parameters()][-1:])
 
 
-class AtValidationEnd(Callback):
-    def on_validation_end(self, trainer, pl_module):
-        if not trainer.sanity_checking:
-            shrink(pl_module.parameters())
-
-
 class WhenSaved(Callback):
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         weights = {name: x.clone() for name, x in checkpoint["state_dict"].items()}
@@ -40,27 +34,6 @@ class WhenSaved(Callback):
 class ModuleShrinks(Classifier):
     def on_train_epoch_end(self):
         shrink(self.parameters())
-
-
-class UsersAverage(Callback):
-    """Validates and saves a mean of the weights."""
-
-    def on_fit_start(self, trainer, pl_module):
-        self.mean = {name: x.clone() for name, x in pl_module.state_dict().items()}
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        for name, x in pl_module.state_dict().items():
-            self.mean[name].lerp_(x, 0.1)
-
-    def on_validation_start(self, trainer, pl_module):
-        self.trained = {name: x.clone() for name, x in pl_module.state_dict().items()}
-        pl_module.load_state_dict(self.mean)
-
-    def on_validation_end(self, trainer, pl_module):
-        pl_module.load_state_dict(self.trained)
-
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        checkpoint["state_dict"] = {name: x.clone() for name, x in self.mean.items()}
 
 
 PRUNING = f"{LIGHTNING}.ModelPruning --trainer.callbacks.amount 0.5"
@@ -77,14 +50,6 @@ SHRINKS = "--model test_validated.ModuleShrinks"
         ("ModelPruning", PRUNING),
         # a callback that only stops is not named
         ("ModuleShrinks", f"{SHRINKS} {STOPPING}"),
-        pytest.param(
-            "AtValidationEnd", f"{ME}.AtValidationEnd", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "WhenSaved",
-            f"{ME}.WhenSaved --trainer.precision 64-true",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_weights_that_change_after_their_validation_end_the_run(
@@ -101,7 +66,6 @@ def test_weights_that_change_after_their_validation_end_the_run(
     "allowed",
     [
         f"{LIGHTNING}.EMAWeightAveraging --trainer.callbacks.decay=0.9",
-        f"{ME}.UsersAverage",
         f"{ME}.AtEpochEnd --monitor null",
     ],
 )

@@ -4,77 +4,160 @@ had happened.
 pytest -m "" -n 0 lightbase/tests/faults/test_own_optimizers.py   # each module
 """
 
-import os
-import subprocess
-import sys
-import time
+import signal
 from pathlib import Path
 from typing import Any
 
-import programs
 import pytest
+import torch
 import yaml
-from paths import HERE, TINY, script
+from example.classifier import Classifier
+from lightning import Callback, LightningModule, Trainer
+from paths import TINY, Train
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from written import curves, equal, weights
 
-STOPS = ["1 3 SIGINT", "1 6 SIGTERM", "3 4 SIGKILL"]
-"""Epochs and batches, in 4 epochs of 10 batches."""
+Stops = list[tuple[int, int, int]]
 SLOW = ("Plateau", "Plain", "Adversarial")
-CASES = [pytest.param(module, marks=pytest.mark.slow) for module in SLOW]
+CASES = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
 
 
-def config_flags(module: str, root: Path) -> list[str]:
-    """Return the flags that train a module of own_optimizers.py below `root`."""
+class Plateau(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.05, momentum=0.9)
+        # after the first epoch none is good enough
+        scheduler = lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=1000, threshold_mode="abs"
+        )
+        config = {"scheduler": scheduler, "monitor": "val/loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Estimated(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = AdamW(self.parameters(), lr=0.02)
+        num_steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, 0.05, num_steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Plain(LightningModule):
+    """A plain LightningModule with dropout. Its schedule watches what the module logs
+    last of all in an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(192, 4))
+
+    def _step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log(f"{stage}/loss", loss)
+        return loss
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._step(batch, "val")
+
+    def on_train_epoch_end(self) -> None:
+        self.log("waiting", 1.0 + self.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = Adam(self.parameters(), lr=0.02)
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        config = {"scheduler": scheduler, "monitor": "waiting"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Adversarial(Plain):
+    """Two networks, two optimizers, each with its schedule, all stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Linear(8, 192)
+        self.critic = nn.Linear(192, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        real, fake = batch[0].flatten(1), self.generator(torch.randn(len(batch[0]), 8))
+        difference = self.critic(fake.detach()).mean() - self.critic(real).mean()
+        losses = (-self.critic(fake).mean(), difference)
+        optimizers: Any = self.optimizers()
+        schedulers: Any = self.lr_schedulers()
+        for optimizer, scheduler, loss in zip(
+            optimizers, schedulers, losses, strict=True
+        ):
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            scheduler.step()
+        self.log("train/loss", difference.detach())
+
+    def configure_optimizers(self) -> Any:
+        optimizers = [
+            Adam(self.generator.parameters(), lr=0.01),
+            SGD(self.critic.parameters(), lr=0.01, momentum=0.9),
+        ]
+        return optimizers, [lr_scheduler.ExponentialLR(x, 0.95) for x in optimizers]
+
+
+class Stop(Callback):
+    """Ends the training after a batch, by a signal or by an error.
+
+    at: The epoch, the batch, and the number of the signal; 0 is an error.
+    """
+
+    at = (-1, 0, 0)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
+        epoch, batch, number = Stop.at
+        if (trainer.current_epoch, trainer.fit_loop.batch_idx) != (epoch, batch):
+            return
+        if not number:
+            raise ArithmeticError
+        signal.raise_signal(number)
+
+
+def config_of(module: str, folder: Path) -> str:
+    """Return the path of a config that trains a module of this file."""
     content: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
-    model: dict[str, Any] = {"class_path": f"own_optimizers.{module}"}
+    net = content["model"]["net"]
+    content["model"] = {"class_path": f"test_own_optimizers.{module}"}
     if module in ("Plateau", "Estimated"):
-        model["init_args"] = {"net": content["model"]["net"]}
-    content |= {"name": "cut", "monitor": "val/loss", "model": model}
-    content["data"]["init_args"]["num_train"] = 180
+        content["model"]["init_args"] = {"net": net}
+    content["data"]["init_args"]["num_train"] = 180  # 10 batches
     content["trainer"] |= {
         "max_epochs": 4,
         "log_every_n_steps": 1,
-        "default_root_dir": str(root),
-        "callbacks": [{"class_path": "own_optimizers.Stop"}],
+        "callbacks": [{"class_path": "test_own_optimizers.Stop"}],
     }
-    path = root / f"{module}.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return ["--config", str(path)]
+    path = folder / f"{module}.yaml"
+    path.write_text(yaml.safe_dump(content | {"monitor": "val/loss"}))
+    return str(path)
 
 
-def kill(flags: list[str]) -> None:
-    """Run train.py in a process of its own, which kills itself."""
-    command = [sys.executable, "scripts/train.py", *flags]
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{HERE}"}
-    process = programs.start(
-        command, cwd=HERE, env=environment, stdout=subprocess.DEVNULL
-    )
-    assert process.wait(60) == -9
-    # TensorBoard reads event files of one second in the order of their processes
-    time.sleep(1)
-
-
-def assert_stops_change_nothing(
-    flags: list[str], stops: list[str], root: Path, monkeypatch: pytest.MonkeyPatch
+def rates_with_and_without(
+    train: Train, folder: Path, module: str, stops: Stops, *flags: str
 ) -> list[float]:
     """Train a run as a whole, and another one that is stopped and resumed by the same
-    command. Return the rates of the steps."""
-    train = script("train").main
-    train([*flags, "--name", "whole"])
-    for stop in stops:
-        monkeypatch.setenv("STOP_AT", stop)
-        if stop.endswith("SIGKILL"):
-            kill(flags)
-        else:
-            with pytest.raises(SystemExit):
-                train(flags)
-        if stop == stops[0]:
-            flags = [*flags, "--ckpt_path", "last"]
-    monkeypatch.delenv("STOP_AT")
-    train(flags)
-    folders = [root / name / "version_0" for name in ("cut", "whole")]
-    assert equal(*map(weights, folders))
-    resumed, expected = map(curves, folders)
+    command. Return the rates of the steps; all is equal."""
+    config = config_of(module, folder)
+    train(*flags, "--name whole", config=config)
+    for Stop.at in stops:
+        with pytest.raises((SystemExit, ArithmeticError)):
+            train(*flags, config=config)
+        flags = (*flags, "--ckpt_path last")
+    Stop.at = (-1, 0, 0)
+    train(*flags, config=config)
+    runs = [folder / name / "version_0" for name in ("tiny", "whole")]
+    assert equal(*map(weights, runs))
+    resumed, expected = map(curves, runs)
     for name in ("lr", "train/loss", "val/loss"):
         assert resumed[name] == expected[name]
     return [rate for _, rate in expected["lr"]]
@@ -82,21 +165,21 @@ def assert_stops_change_nothing(
 
 @pytest.mark.linux
 @pytest.mark.parametrize("module", ["Estimated", *CASES])
-def test_a_run_that_is_stopped_ends_as_one_that_is_not(tmp_path, monkeypatch, module):
-    flags = config_flags(module, tmp_path)
-    rates = assert_stops_change_nothing(flags, STOPS, tmp_path, monkeypatch)
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(train, tmp_path, module):
+    stops = [(1, 3, signal.SIGINT), (1, 6, signal.SIGTERM), (3, 4, 0)]
+    rates = rates_with_and_without(train, tmp_path, module, stops)
     assert len({*rates}) > 1
 
 
 @pytest.mark.linux
 def test_a_plateau_that_is_seen_in_mid_epoch_counts_after_a_stop_as_well(
-    tmp_path, monkeypatch
+    train, tmp_path
 ):
-    flags = config_flags("Plateau", tmp_path)
-    # names that the subclass does not use are not tried
-    flags += ["--model.optimizer", "mine", "--model.scheduler", "yours"]
     # nothing is validated between the stop and the epoch's end
-    flags += ["--trainer.val_check_interval", "0.7"]
-    found = assert_stops_change_nothing(flags, ["1 8 SIGTERM"], tmp_path, monkeypatch)
+    flags = "--trainer.val_check_interval 0.7"
+    # names that the subclass does not use are not tried
+    flags += " --model.optimizer mine --model.scheduler yours"
+    stops = [(1, 8, signal.SIGTERM)]
+    found = rates_with_and_without(train, tmp_path, "Plateau", stops, flags)
     rates = [0.05] * 20 + [0.005] * 10 + [0.0005] * 10  # as Lightning steps it
     assert found == pytest.approx(rates)
