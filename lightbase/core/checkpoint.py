@@ -10,6 +10,7 @@ values only, and the checksum of each record must be right.
 
 import copy
 import io
+import math
 import pickle
 import zipfile
 from collections.abc import Sequence
@@ -172,10 +173,13 @@ class RunCheckpoint(ModelCheckpoint):
 
     folder: The folder of the checkpoints, ROOT/NAME/version_N/checkpoints.
     filename: The name without .ckpt. It may have a field such as {epoch:03d}.
-    monitor: The name of a logged metric, such as "val/acc".
+    monitor: The name of a logged metric, such as "val/acc". Of two epochs with equal
+        values, the one with the lower val/loss is the best.
     mode: "min" if lower values of the metric are better, otherwise "max".
     keep_all: Keep the files of earlier epochs, too.
     every_n_epochs: None writes after every validation.
+    best_epoch, best_loss: The number of the best epoch, from 1, and its val/loss.
+        They are 0 and infinite before the first one.
     """
 
     def __init__(
@@ -201,6 +205,8 @@ class RunCheckpoint(ModelCheckpoint):
         )
         self.step_at_epoch_end = 0
         self.has_told = False  # that the metric was NaN
+        self.best_epoch = 0
+        self.best_loss = math.inf
 
     @property
     def state_key(self) -> str:
@@ -238,6 +244,27 @@ class RunCheckpoint(ModelCheckpoint):
             )
             self.has_told = True
 
+    def check_monitor_top_k(
+        self, trainer: Trainer, current: Tensor | None = None
+    ) -> bool:
+        """Return whether this epoch is the best so far, and note its number and its
+        loss. Lightning calls this before it writes best.ckpt."""
+        is_best = bool(super().check_monitor_top_k(trainer, current))
+        loss = float(trainer.callback_metrics.get("val/loss", math.inf))
+        if current is not None and current == self.best_model_score:
+            is_best = is_best or loss < self.best_loss
+        # a module of the user's may log other values on each rank
+        is_best = trainer.strategy.reduce_boolean_decision(is_best, all=False)
+        if is_best:
+            self.best_epoch = trainer.current_epoch + 1
+            self.best_loss = loss
+        return is_best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return Lightning's state, and the number and the loss of the best epoch."""
+        best = {"best_epoch": self.best_epoch, "best_loss": self.best_loss}
+        return super().state_dict() | best
+
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Write last.ckpt if a signal has stopped the training between two batches.
 
@@ -261,7 +288,20 @@ class RunCheckpoint(ModelCheckpoint):
             state[key] = self.in_folder(state[key])
         scores = state["best_k_models"].items()
         state["best_k_models"] = {self.in_folder(path): score for path, score in scores}
+        self.best_epoch = state.get("best_epoch", 0)  # version 0.3 has none
+        self.best_loss = state.get("best_loss", math.inf)
         super().load_state_dict(state)
+
+    def best_text(self, num_epochs: int) -> str:
+        """Return a line about the best epoch, such as "Best epoch: 2 of 5, val/acc
+        1.0000, val/loss 0.0442", or "" if none is known."""
+        if not self.best_epoch or self.best_model_score is None:
+            return ""
+        text = f"Best epoch: {self.best_epoch} of {num_epochs}"
+        text += f", {self.monitor} {self.best_model_score:.4f}"
+        if self.monitor != "val/loss" and math.isfinite(self.best_loss):
+            text += f", val/loss {self.best_loss:.4f}"
+        return text
 
     def in_folder(self, path: str) -> str:
         """Return the path of a checkpoint in the folder of this run; only its file name

@@ -24,6 +24,7 @@ from lightbase.core.build import make_trainer
 from lightbase.core.callbacks import leave, make_callbacks
 from lightbase.core.checkpoint import AtomicCheckpointIO, CheckpointCheck
 from lightbase.core.checks import choose_monitor, dry_run, short_loss_errors
+from lightbase.core.compat import epochs_done
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import (
     check_devices,
@@ -34,7 +35,7 @@ from lightbase.core.errors import UserError, first_line, rank, say
 from lightbase.core.files import json_text, read_json, relative_to_cwd
 from lightbase.core.folder import Run, root_folder
 from lightbase.core.project import PROJECT
-from lightbase.core.record import RunRecorder, recorder_of
+from lightbase.core.record import RunRecorder, best_callback, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
 from lightbase.core.spec import RunSpec
 from lightbase.core.state_errors import state_errors
@@ -158,6 +159,7 @@ def fit_and_test(
         short_loss_errors(model),
     ):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
+        say_best(trainer)
         tested = best_checkpoint(trainer)
         test_metrics = run_test(trainer, model, data, tested)
     length = recorder.length(trainer)
@@ -175,6 +177,15 @@ def fit_and_test(
     else:
         say("fast_dev_run: nothing written")
     return values
+
+
+def say_best(trainer: Trainer) -> None:
+    """Print which epoch is the best, if a metric compares epochs."""
+    best = best_callback(trainer)
+    if best and best.monitor:
+        text = best.best_text(epochs_done(trainer))
+        if text:
+            say(text)
 
 
 @contextmanager
