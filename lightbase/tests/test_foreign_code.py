@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from paths import TINY, Train, argv, script
 from plain import PlainData, PlainModule
 
-from lightbase.commands.extras import extra_callbacks
+from lightbase.commands.extras import make_extras
 from lightbase.core.build import build, fill_in
 from lightbase.core.callbacks import make_callbacks
 from lightbase.core.checks import Monitor
@@ -42,7 +42,7 @@ def test_the_callbacks_can_be_pickled(tmp_path):
     spec = spec_of(*WATCHED.split())
     build(spec)
     monitor = Monitor("val/acc", "max")
-    extras = extra_callbacks(spec)
+    extras = make_extras(spec)
     pickle.dumps(make_callbacks(spec, tmp_path, None, monitor, extras))
 
 
