@@ -19,6 +19,7 @@ from lightbase.core.parser import EXTRA_FLAGS
 from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
+from lightbase.extras.dry_run import DryRun
 from lightbase.extras.figures import PredictionFigures
 from lightbase.extras.loggers import OpenLoggers
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
@@ -26,6 +27,7 @@ from lightbase.extras.step_timer import StepTimer, advice
 from lightbase.extras.validated import ValidatedWeights
 
 EXTRA_FLAGS[:] = [
+    ("try_network", bool, True),
     ("device_monitor", bool, True),
     ("step_timer", bool, True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
@@ -46,6 +48,7 @@ def make_extras(spec: RunSpec) -> list[Extra]:
     """
     config = spec.config
     extras: list[Extra] = [
+        DryRun(),
         ValidatedWeights(),
         PredictionFigures(config.figures_every_n_epochs),
     ]

@@ -31,7 +31,6 @@ from torch.nn.utils import get_total_norm
 from lightbase.core.batches import tensors_in
 from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
-from lightbase.core.checks import Monitor
 from lightbase.core.compat import (
     batch_index,
     keeps_masks,
@@ -43,6 +42,7 @@ from lightbase.core.compat import (
 from lightbase.core.curves import RunFolder, is_log_step
 from lightbase.core.errors import STARTED_BY, UserError, rank
 from lightbase.core.folder import Run
+from lightbase.core.monitor import Monitor
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
 from lightbase.core.spec import RunSpec, as_yaml, check_round_trip

@@ -1,7 +1,7 @@
 """A training, from the record of the run to its test result.
 
-Read `train` first. It checks everything that can be checked without a folder, makes the
-folder and the callbacks, opens the loggers, makes the Trainer, and calls
+Read `train` first. It lets the extras check what can be checked without a folder, makes
+the folder and the callbacks, opens the loggers, makes the Trainer, and calls
 `fit_and_test`. A run can end early by a mistake of the user, a full disk or a signal:
 `end_early` and `short_endings` handle this.
 """
@@ -23,7 +23,6 @@ from lightning.pytorch.utilities.exceptions import (
 from lightbase.core.build import make_trainer
 from lightbase.core.callbacks import leave, make_callbacks
 from lightbase.core.checkpoint import AtomicCheckpointIO
-from lightbase.core.checks import choose_monitor, dry_run, short_loss_errors
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import (
     check_devices,
@@ -35,6 +34,7 @@ from lightbase.core.extra import Extra
 from lightbase.core.files import json_text, read_json, relative_to_cwd
 from lightbase.core.folder import Run, root_folder
 from lightbase.core.form import state_errors
+from lightbase.core.monitor import choose_monitor
 from lightbase.core.project import PROJECT
 from lightbase.core.record import RunRecorder, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
@@ -63,7 +63,6 @@ def train(
     root = root_folder(config)
     check_devices(config.trainer)
     if rank() == 0:
-        dry_run(model, data, config)
         for extra in extras:
             extra.before_run(spec, model, data)
     monitor = choose_monitor(config, model, data)
@@ -151,11 +150,7 @@ def fit_and_test(
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
-    with (
-        short_endings(trainer, recorder),
-        state_errors(path),
-        short_loss_errors(model),
-    ):
+    with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         tested = best_checkpoint(trainer)
         test_metrics = run_test(trainer, model, data, tested)

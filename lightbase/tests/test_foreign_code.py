@@ -14,8 +14,8 @@ from plain import PlainData, PlainModule
 from lightbase.commands.extras import make_extras
 from lightbase.core.build import build, fill_in
 from lightbase.core.callbacks import make_callbacks
-from lightbase.core.checks import Monitor
 from lightbase.core.mistakes import in_plain_words
+from lightbase.core.monitor import Monitor
 from lightbase.core.spec import (
     CommandLine,
     RunSpec,
