@@ -20,6 +20,7 @@ from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
 from lightbase.extras.dry_run import DryRun
+from lightbase.extras.environment import EnvironmentFile
 from lightbase.extras.figures import PredictionFigures
 from lightbase.extras.loggers import OpenLoggers
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
@@ -50,6 +51,7 @@ def make_extras(spec: RunSpec) -> list[Extra]:
     extras: list[Extra] = [
         DryRun(),
         ValidatedWeights(),
+        EnvironmentFile(),
         PredictionFigures(config.figures_every_n_epochs),
     ]
     if config.step_timer:

@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 OTHER_TESTS = {
     "dry_run": ["test_checks.py"],
+    "environment": ["test_commit.py"],
     "figures": ["test_prediction_figures.py", "test_report.py"],
     "step_timer": ["test_step_timer.py", "test_advice.py"],
 }

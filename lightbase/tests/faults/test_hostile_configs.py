@@ -392,7 +392,7 @@ def test_runs_prints_no_control_characters(tmp_path, capsys):
         folder = tmp_path / "\x1b[31mx" / f"version_{i}"
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(text)
-        (folder / "environment.txt").touch()
+        (folder / "progress.json").write_text("{}")
     run("runs --trainer.default_root_dir", tmp_path)
     out, error = capsys.readouterr()
     assert "\\x1b[31mx" in out
