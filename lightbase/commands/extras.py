@@ -25,10 +25,12 @@ from lightbase.extras.figures import PredictionFigures
 from lightbase.extras.loggers import OpenLoggers
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
+from lightbase.extras.stop_on_nan import StopOnNan
 from lightbase.extras.validated import ValidatedWeights
 
 EXTRA_FLAGS[:] = [
     ("try_network", bool, True),
+    ("stop_on_nan", bool, True),
     ("device_monitor", bool, True),
     ("step_timer", bool, True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
@@ -48,12 +50,10 @@ def make_extras(spec: RunSpec) -> list[Extra]:
     spec: The record of the run. Its flags say which extras are used.
     """
     config = spec.config
-    extras: list[Extra] = [
-        DryRun(),
-        ValidatedWeights(),
-        EnvironmentFile(),
-        PredictionFigures(config.figures_every_n_epochs),
-    ]
+    extras: list[Extra] = [DryRun(), ValidatedWeights(), EnvironmentFile()]
+    if config.stop_on_nan:
+        extras.append(StopOnNan())
+    extras.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
         extras.append(StepTimer())
     if config.device_monitor:

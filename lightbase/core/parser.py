@@ -46,7 +46,6 @@ FLAGS: list[tuple[str, Any, Any]] = [
     ("monitor", str | None, "auto"),
     ("monitor_mode", Literal["min", "max"] | None, None),
     ("patience", PositiveInt | None, None),
-    ("stop_on_nan", bool, True),
     ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
 ]

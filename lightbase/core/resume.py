@@ -74,7 +74,6 @@ MAY_CHANGE = {
     "model.top_k",
     "keep_every_epoch",
     "patience",
-    "stop_on_nan",
 }
 """Settings that a resume may change, with all settings below them. All others must
 stay."""
