@@ -13,7 +13,6 @@ import lightbase
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.compat import epochs_done
 from lightbase.core.curves import num_steps
-from lightbase.core.errors import UserError
 from lightbase.core.files import json_text
 from lightbase.core.folder import Run
 from lightbase.core.project import PROJECT
@@ -71,20 +70,6 @@ class RunRecorder(Callback):
     ) -> None:
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if the sanity check has not logged the metric of --monitor.
-        Lightning alone would find it only at the end of the first epoch."""
-        best = best_callback(trainer)
-        # Lightning keeps no values of several loaders here
-        if best and best.monitor and len(trainer.num_sanity_val_batches) == 1:
-            names = trainer.callback_metrics
-            if best.monitor not in names:
-                raise UserError(
-                    f"--monitor {best.monitor!r} is not among the metrics of a "
-                    f"validation: {', '.join(names)}",
-                    status=2,
-                )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: a test takes no time of the training."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningDataModule, LightningModule
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -45,6 +45,7 @@ from lightbase.core.optim import (
     check_options,
     grouped,
 )
+from lightbase.core.record import best_callback
 from lightbase.core.spec import RunSpec
 from lightbase.core.splits import class_numbers
 from lightbase.core.testing import has_test
@@ -56,8 +57,8 @@ WAY_OUT = (
 
 
 class DryRun(Extra):
-    """Calls `dry_run` before the run. It tries no loss, so errors in a loss of torch
-    are made short in the training."""
+    """Calls `dry_run` before the run. What it does not try is checked in the training:
+    the loss, and the metric of --monitor."""
 
     def before_run(
         self, spec: RunSpec, model: LightningModule, data: LightningDataModule
@@ -72,6 +73,20 @@ class DryRun(Extra):
         """Within this context, errors in a loss are short. No logger is opened."""
         with short_loss_errors(model):
             yield []
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if the sanity check has not logged the metric of --monitor.
+        Lightning alone would find it only at the end of the first epoch."""
+        best = best_callback(trainer)
+        # Lightning keeps no values of several loaders here
+        if best and best.monitor and len(trainer.num_sanity_val_batches) == 1:
+            names = trainer.callback_metrics
+            if best.monitor not in names:
+                raise UserError(
+                    f"--monitor {best.monitor!r} is not among the metrics of a "
+                    f"validation: {', '.join(names)}",
+                    status=2,
+                )
 
 
 @short_device_errors()
