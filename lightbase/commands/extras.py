@@ -1,8 +1,8 @@
 """The extras of a training, put together. An extra that is deleted loses its lines
 here, and nothing else changes.
 
-The import of this file adds the flags of the extras to train.py. It has to come before
-`lightbase.core.parser.make_parser` is called.
+The import of this file adds the flags of the extras to train.py, and the lines for
+mistakes in flags. It has to come before `lightbase.core.parser.make_parser` is called.
 """
 
 import sys
@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightbase.commands.script import is_interactive
 from lightbase.core.build import as_list
 from lightbase.core.extra import Extra
-from lightbase.core.parser import EXTRA_FLAGS
+from lightbase.core.parser import EXPLAINERS, EXTRA_FLAGS
 from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
@@ -23,6 +23,7 @@ from lightbase.extras.dry_run import DryRun
 from lightbase.extras.environment import EnvironmentFile
 from lightbase.extras.figures import PredictionFigures
 from lightbase.extras.loggers import OpenLoggers
+from lightbase.extras.mistakes import explain
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
 from lightbase.extras.stop_on_nan import StopOnNan
@@ -35,6 +36,7 @@ EXTRA_FLAGS[:] = [
     ("step_timer", bool, True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
+EXPLAINERS[:] = [explain]
 
 
 def register_strategies() -> None:
