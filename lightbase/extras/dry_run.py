@@ -70,9 +70,27 @@ class DryRun(Extra):
     def around_run(
         self, spec: RunSpec, model: LightningModule, run: Run | None
     ) -> Iterator[list[Logger]]:
-        """Within this context, errors in a loss are short. No logger is opened."""
-        with short_loss_errors(model):
+        """Within this context, turn an error in a loss of torch into a UserError: the
+        loss does not go with the outputs of the network and the targets of the data.
+
+        An error in a loss of the user's may be a bug, and is raised as it is.
+        """
+        try:
             yield []
+        except (RuntimeError, TypeError, ValueError) as error:
+            criterion = getattr(model, "criterion", None)
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            is_in_loss = any(x.f_locals.get("self") is criterion for x in frames)
+            is_of_torch = type(criterion).__module__.startswith("torch.")
+            is_memory = isinstance(error, torch.OutOfMemoryError)
+            if not is_in_loss or not is_of_torch or is_memory:
+                raise
+            raise UserError(
+                f"the loss {type(criterion).__name__} cannot take these outputs and "
+                f"targets: {first_line(error)}",
+                "give another --model.criterion, or change the step that calls it",
+                2,
+            ) from error
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if the sanity check has not logged the metric of --monitor.
@@ -347,34 +365,6 @@ def try_network(
         if num_outputs > most_classes:
             text += f", {num_outputs} outputs for {most_classes} classes"
     say(text)
-
-
-@contextmanager
-def short_loss_errors(model: LightningModule) -> Iterator[None]:
-    """Within this context, turn an error in a loss of torch into a UserError: the loss
-    does not go with the outputs of the network and the targets of the data.
-
-    An error in a loss of the user's may be a bug, and is raised as it is.
-    """
-    try:
-        yield
-    except (RuntimeError, TypeError, ValueError) as error:
-        criterion = getattr(model, "criterion", None)
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        is_in_loss = any(frame.f_locals.get("self") is criterion for frame in frames)
-        is_of_torch = type(criterion).__module__.startswith("torch.")
-        if (
-            not is_in_loss
-            or not is_of_torch
-            or isinstance(error, torch.OutOfMemoryError)
-        ):
-            raise
-        raise UserError(
-            f"the loss {type(criterion).__name__} cannot take these outputs and "
-            f"targets: {first_line(error)}",
-            "give another --model.criterion, or change the step that calls it",
-            2,
-        ) from error
 
 
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
