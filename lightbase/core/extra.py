@@ -29,8 +29,8 @@ class Extra(Callback):
     def around_run(
         self, spec: RunSpec, model: LightningModule, run: Run | None
     ) -> AbstractContextManager[Sequence[Logger]]:
-        """Return a context around the training and the test. Its value are the loggers
-        that are open within it.
+        """Return a context around the training and the test. Its value is a list of the
+        loggers that are open within it.
 
         run: The run's folder, or None in a process that writes nothing.
         """

@@ -125,12 +125,10 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
             "end it with `return loss`, the loss of the batch",
             2,
         )
-    if not model.automatic_optimization:
-        check_manual(config.trainer)
     if config.trainer.limit_train_batches == 0:
         say("trainer.limit_train_batches 0: nothing is trained")
     if isinstance(model, BaseModule):
-        check_combinations(model, config.trainer)
+        check_graphs(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
         say(
@@ -146,22 +144,6 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
     # not start it.
     if has_named_optimizer(model) and not forks_processes(config.trainer):
         try_schedule(model)
-
-
-def check_manual(trainer: Any) -> None:
-    """Raise UserError for options that Lightning refuses beside manual optimization,
-    but only in the training.
-
-    trainer: The Trainer's flags.
-    """
-    for name, default in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
-        if trainer[name] not in (default, 0):
-            raise UserError(
-                f"trainer.{name} {trainer[name]}: the module steps its optimizer itself"
-                " (manual optimization)",
-                "do it in training_step, and leave the flag out",
-                2,
-            )
 
 
 def returns_nothing(method: Any) -> bool:
@@ -185,22 +167,13 @@ def returns_nothing(method: Any) -> bool:
     return True
 
 
-def check_combinations(model: BaseModule, trainer: Any) -> None:
-    """Raise UserError for options that torch or Lightning refuse together, but only in
-    the first step. Lightning's issue 21435 is about fused optimizers.
+def check_graphs(model: BaseModule, trainer: Any) -> None:
+    """Raise UserError for CUDA graphs with accumulated gradients, which torch refuses
+    in the first step.
 
     trainer: The Trainer's flags.
     """
-    precision = trainer.precision
     every = trainer.accumulate_grad_batches
-    is_fused = model.optimizer_args.get("fused")
-    if is_fused and trainer.gradient_clip_val and str(precision) in MIXED:
-        raise UserError(
-            "model.optimizer_args.fused true: a fused optimizer does not go with "
-            f"gradient_clip_val and precision {precision}",
-            "leave it out",
-            2,
-        )
     if model.compile_mode == "reduce-overhead" and every != 1:
         raise UserError(
             "model.compile_mode reduce-overhead: CUDA graphs do not go with "

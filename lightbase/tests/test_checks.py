@@ -41,7 +41,6 @@ class Random(nn.Module):
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 
-FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
 GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
 
 
@@ -54,11 +53,6 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
             "--model.net.sizes [192,3]",
             1,
             "MLP has 3 outputs for the 4 classes of Synthetic",
-        ),
-        (
-            f"{FUSED} --trainer.precision 16-mixed",
-            2,
-            "gradient_clip_val and precision 16-mixed\nleave",
         ),
         (
             f"{GRAPHS} --trainer.accumulate_grad_batches 2",

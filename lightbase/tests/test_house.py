@@ -64,8 +64,8 @@ def imports(path: Path) -> set[str]:
 def test_imports_point_down_and_make_no_circle() -> None:
     """commands import extras and core, extras import core alone, and core imports
     neither. The transforms in data/ import nothing of the library, and everyone may
-    import them. No file imports a project. `__init__.py` imports the public names when they
-    are used, and no file of the library imports it."""
+    import them. No file imports a project. `__init__.py` imports the public names when
+    they are used, and no file of the library imports it."""
     graph = {module: imports(path) for module, path in modules().items()}
     del graph["lightbase.__init__"]
     for module, names in graph.items():
