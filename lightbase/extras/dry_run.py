@@ -127,8 +127,8 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
         )
     if config.trainer.limit_train_batches == 0:
         say("trainer.limit_train_batches 0: nothing is trained")
+    check_combinations(model, config.trainer)
     if isinstance(model, BaseModule):
-        check_graphs(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
         say(
@@ -167,17 +167,28 @@ def returns_nothing(method: Any) -> bool:
     return True
 
 
-def check_graphs(model: BaseModule, trainer: Any) -> None:
-    """Raise UserError for CUDA graphs with accumulated gradients, which torch refuses
-    in the first step.
+def check_combinations(model: LightningModule, trainer: Any) -> None:
+    """Raise UserError for options that torch or Lightning refuse together, but only in
+    the training. Lightning's issue 21435 is about fused optimizers.
 
     trainer: The Trainer's flags.
     """
+    clips = trainer.gradient_clip_val
     every = trainer.accumulate_grad_batches
-    if model.compile_mode == "reduce-overhead" and every != 1:
+    is_mixed = str(trainer.precision) in MIXED
+    reason = ""
+    if not model.automatic_optimization:
+        if clips or every != 1:
+            reason = "the module steps its optimizer itself (manual optimization)"
+    elif isinstance(model, BaseModule):
+        if clips and is_mixed and model.optimizer_args.get("fused"):
+            reason = f"model.optimizer_args.fused true, precision {trainer.precision}"
+        elif every != 1 and model.compile_mode == "reduce-overhead":
+            reason = "model.compile_mode reduce-overhead (CUDA graphs)"
+    if reason:
         raise UserError(
-            "model.compile_mode reduce-overhead: CUDA graphs do not go with "
-            f"accumulate_grad_batches {every}",
+            f"trainer.gradient_clip_val {clips}, accumulate_grad_batches {every}: they "
+            f"do not go with this: {reason}",
             "leave one of them out",
             2,
         )

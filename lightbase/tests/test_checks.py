@@ -57,7 +57,13 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
         (
             f"{GRAPHS} --trainer.accumulate_grad_batches 2",
             2,
-            "accumulate_grad_batches 2\nleave",
+            "accumulate_grad_batches 2: they do not go with this: model.compile_mode",
+        ),
+        (
+            "--trainer.gradient_clip_val 1 --trainer.precision bf16-mixed "
+            "--model.optimizer AdamW --model.optimizer_args.fused true",
+            2,
+            "gradient_clip_val 1.0, accumulate_grad_batches 1: they do not go with",
         ),
         (
             "--model.metrics.unfit torchmetrics.classification.BinaryF1Score",
