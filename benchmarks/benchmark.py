@@ -45,7 +45,7 @@ from lightbase.commands.train import parse, train
 from lightbase.core.build import make_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.devices import cpu_threads
-from lightbase.core.record import describe_environment
+from lightbase.extras.environment import describe_environment
 
 REPO = Path(__file__).parents[1]
 EXPERIMENTS = {

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from lightbase.core.curves import run_folder
     from lightbase.core.data import BaseDataModule
     from lightbase.core.errors import UserError, say
-    from lightbase.core.images import (
+    from lightbase.core.metrics import Metrics, collection
+    from lightbase.core.module import BaseModule
+    from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
+    from lightbase.data.transforms import (
         alternating_flip,
         crop_and_flip,
         flip_where,
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
         random_flip,
         to_float,
     )
-    from lightbase.core.metrics import Metrics, collection
-    from lightbase.core.module import BaseModule
-    from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
     from lightbase.extras.downloads import open_or_download, short_download_errors
     from lightbase.extras.image_folder import ImageFolder
 
@@ -47,7 +47,11 @@ NAMES = {
     "core.curves": ("run_folder",),
     "core.data": ("BaseDataModule",),
     "core.errors": ("UserError", "say"),
-    "core.images": (
+    "core.metrics": ("Metrics", "collection"),
+    "core.module": ("BaseModule",),
+    "core.optim": ("FinalDecayLR", "WarmupCosineLR"),
+    "commands.train": ("main",),
+    "data.transforms": (
         "alternating_flip",
         "crop_and_flip",
         "flip_where",
@@ -55,10 +59,6 @@ NAMES = {
         "random_flip",
         "to_float",
     ),
-    "core.metrics": ("Metrics", "collection"),
-    "core.module": ("BaseModule",),
-    "core.optim": ("FinalDecayLR", "WarmupCosineLR"),
-    "commands.train": ("main",),
     "extras.downloads": ("open_or_download", "short_download_errors"),
     "extras.image_folder": ("ImageFolder",),
 }

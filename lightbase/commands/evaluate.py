@@ -14,7 +14,6 @@ from lightbase.commands.checkpoint import open_checkpoint, trainer_of
 from lightbase.commands.runs import as_text
 from lightbase.commands.script import short_errors
 from lightbase.core.callbacks import StopOnSignal, end_with_parent, leave
-from lightbase.core.checks import try_network
 from lightbase.core.curves import is_of_class
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import describe_devices
@@ -22,6 +21,7 @@ from lightbase.core.errors import UserError, rank, say
 from lightbase.core.files import json_text
 from lightbase.core.tables import as_table
 from lightbase.core.testing import NO_TEST, run_test
+from lightbase.extras.dry_run import try_network
 from lightbase.extras.figures import ClassReport
 
 

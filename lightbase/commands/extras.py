@@ -1,39 +1,42 @@
 """The extras of a training, put together. An extra that is deleted loses its lines
 here, and nothing else changes.
 
-The import of this file adds the flags of the extras to train.py. It has to come before
-`lightbase.core.parser.make_parser` is called.
+The import of this file adds the flags of the extras to train.py, and the lines for
+mistakes in flags. It has to come before `lightbase.core.parser.make_parser` is called.
 """
 
 import sys
 from typing import Any
 
 from jsonargparse.typing import NonNegativeInt
-from lightning import Callback
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightbase.commands.script import is_interactive
 from lightbase.core.build import as_list
-from lightbase.core.checkpoint import CheckpointCheck
-from lightbase.core.parser import EXTRA_FLAGS
-from lightbase.core.run import OpenLoggers
+from lightbase.core.extra import Extra
+from lightbase.core.parser import EXPLAINERS, EXTRA_FLAGS
 from lightbase.core.spec import RunSpec
 from lightbase.extras.data_parallel import DataParallelStrategy
 from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
+from lightbase.extras.dry_run import DryRun
+from lightbase.extras.environment import EnvironmentFile
 from lightbase.extras.figures import PredictionFigures
-from lightbase.extras.loggers import StartCurves, open_loggers
+from lightbase.extras.loggers import OpenLoggers
+from lightbase.extras.mistakes import explain
 from lightbase.extras.progress import EpochLines, TrainingProgressBar
 from lightbase.extras.step_timer import StepTimer, advice
+from lightbase.extras.stop_on_nan import StopOnNan
 from lightbase.extras.validated import ValidatedWeights
 
 EXTRA_FLAGS[:] = [
+    ("try_network", bool, True),
+    ("stop_on_nan", bool, True),
     ("device_monitor", bool, True),
     ("step_timer", bool, True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
-LOGGERS: list[OpenLoggers] = [open_loggers]
-"""What opens the loggers of a training."""
+EXPLAINERS[:] = [explain]
 
 
 def register_strategies() -> None:
@@ -42,27 +45,25 @@ def register_strategies() -> None:
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
 
-def extra_callbacks(spec: RunSpec) -> list[Callback]:
-    """Return the callbacks of the extras for a training. They only watch: the weights
-    are the same without them.
+def make_extras(spec: RunSpec) -> list[Extra]:
+    """Return the extras of a training, in the order in which their methods are called.
+    They only watch: the weights are the same without them.
 
     spec: The record of the run. Its flags say which extras are used.
     """
     config = spec.config
-    callbacks: list[Callback] = [PredictionFigures(config.figures_every_n_epochs)]
+    extras: list[Extra] = [DryRun(), ValidatedWeights(), EnvironmentFile()]
+    if config.stop_on_nan:
+        extras.append(StopOnNan())
+    extras.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
-        callbacks.append(StepTimer())
+        extras.append(StepTimer())
     if config.device_monitor:
-        callbacks.append(DeviceMonitor())
-    return [*callbacks, progress(spec), StartCurves()]
+        extras.append(DeviceMonitor())
+    return [*extras, progress(spec), OpenLoggers()]
 
 
-def extra_checks() -> list[CheckpointCheck]:
-    """Return the extras' callbacks that come before all others, and check best.ckpt."""
-    return [ValidatedWeights()]
-
-
-def progress(spec: RunSpec) -> Callback:
+def progress(spec: RunSpec) -> Extra:
     """Return the progress display of a run: a progress bar, or the printer of a line
     for each epoch.
 

@@ -68,7 +68,7 @@ def find_runs(root: Path, names: list[str]) -> Runs:
     folders: set[Path] = set()
     for name in names or ["*"]:
         # each run has this file; "./" allows an absolute path, which is not found
-        files = list(root.glob(f"./{name}/**/environment.txt"))
+        files = list(root.glob(f"./{name}/**/progress.json"))
         if not files:
             near = did_you_mean(name, [path.name for path in root.glob("*")])
             problem = f"there is no run {name} below {relative_to_cwd(root)}{near}"

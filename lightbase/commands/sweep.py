@@ -15,16 +15,17 @@ from lightbase.commands import arguments
 from lightbase.commands.runs import Row, as_text, find_runs, print_table
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse, train
-from lightbase.core.checks import choose_monitor, load_data
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import root_folder
+from lightbase.core.monitor import choose_monitor
 from lightbase.core.names import RUN_LOCATION_KEYS, flatten
 from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
+from lightbase.extras.dry_run import load_data
 from lightbase.extras.sweep import (
     Choices,
     Flags,

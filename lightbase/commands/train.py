@@ -15,10 +15,8 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.commands.arguments import first_look
 from lightbase.commands.extras import (
-    LOGGERS,
     advice_after,
-    extra_callbacks,
-    extra_checks,
+    make_extras,
     register_strategies,
 )
 from lightbase.commands.script import find_project, is_interactive, short_errors
@@ -158,9 +156,7 @@ def train(
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
-        metrics, trainer = run.train(
-            spec, model, data, extra_callbacks(spec), extra_checks(), LOGGERS
-        )
+        metrics, trainer = run.train(spec, model, data, make_extras(spec))
         text = advice_after(trainer)
     if text:
         say(f"Advice: {text}")

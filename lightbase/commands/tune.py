@@ -18,7 +18,6 @@ from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse
 from lightbase.core.build import make_trainer
 from lightbase.core.checkpoint import AtomicCheckpointIO
-from lightbase.core.checks import dry_run
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
@@ -28,6 +27,7 @@ from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
 from lightbase.core.names import flatten
 from lightbase.core.spec import RunSpec, as_values
+from lightbase.extras.dry_run import dry_run
 
 
 def main(args: arguments.Args = None) -> list[str]:
@@ -112,6 +112,8 @@ def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace)
     """
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
+        data.prepare_data()
+        data.setup("fit")
         limit = min(limit, len(data.splits["train"]))
         data.drop_last = False  # Lightning makes a loader of a size over the limit, too
     size: Any = Tuner(trainer).scale_batch_size(

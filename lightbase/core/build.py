@@ -33,8 +33,8 @@ from lightbase.core.errors import (
     raised_at,
     say,
 )
-from lightbase.core.mistakes import explain
 from lightbase.core.module import BaseModule
+from lightbase.core.parser import explain
 from lightbase.core.spec import RunSpec, arguments, entries, validate
 
 BAREBONES = {

@@ -1,8 +1,8 @@
 """The callbacks of a run, and the ways in which a training ends early.
 
-Read `make_callbacks` first, which lists the callbacks in their order. `StopOnNan`,
-`StopWithoutLoss` and `StopOnSignal` end a training. With several processes, all of them
-have to end at the same step: a process that waits for another one would wait forever.
+Read `make_callbacks` first, which lists the callbacks in their order. `StopWithoutLoss`
+and `StopOnSignal` end a training. With several processes, all of them have to end at
+the same step: a process that waits for another one would wait forever.
 """
 
 import functools
@@ -26,12 +26,9 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.nn.utils import get_total_norm
 
-from lightbase.core.batches import tensors_in
 from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
-from lightbase.core.checks import Monitor
 from lightbase.core.compat import (
     batch_index,
     keeps_masks,
@@ -40,9 +37,10 @@ from lightbase.core.compat import (
     started_processes,
     stop_after_batch,
 )
-from lightbase.core.curves import RunFolder, is_log_step
+from lightbase.core.curves import RunFolder
 from lightbase.core.errors import STARTED_BY, UserError, rank
 from lightbase.core.folder import Run
+from lightbase.core.monitor import Monitor
 from lightbase.core.record import RunRecorder
 from lightbase.core.signals import SIGNALS
 from lightbase.core.spec import RunSpec, as_yaml, check_round_trip
@@ -52,17 +50,6 @@ from lightbase.core.state import (
     ResumedOptimizer,
     WholeEpochs,
 )
-
-LOWER_RATE = (
-    "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
-    "32-true; --stop_on_nan false goes on all the same"
-)
-"""The way out for a loss or a weight that is NaN or infinite."""
-LOOK = (
-    "look for NaN and infinite values in the data, as the network gets it; another "
-    "learning rate does not help"
-)
-"""The way out for such values in a batch."""
 
 
 def make_callbacks(
@@ -97,8 +84,6 @@ def make_callbacks(
         StopOnSignal(),
         StopWithoutLoss(),
     ]
-    if config.stop_on_nan:
-        callbacks.append(StopOnNan())
     callbacks.append(RunFolder(run.folder if run else None))
     callbacks += extras
     callbacks.append(RunRecorder(values, text, run))
@@ -171,35 +156,6 @@ def check_callbacks(callbacks: list[Callback]) -> None:
             )
 
 
-class StopOnNan(Callback):
-    """Stops all processes together when a training loss or a weight is NaN or infinite,
-    before such a weight gets into a checkpoint.
-
-    It checks the curve train/loss on log steps, whose values are on the CPU, and the
-    weights before each checkpoint. If the newest batch has such values, the message is
-    about the data.
-    """
-
-    def on_train_batch_end(
-        self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any
-    ) -> None:
-        """Check the newest point of train/loss on a log step."""
-        if not is_log_step(trainer) or "train/loss" not in trainer.callback_metrics:
-            return
-        loss = trainer.callback_metrics["train/loss"]
-        if in_any_process(trainer, not loss.isfinite()):
-            has_data = any(not x.isfinite().all() for x in tensors_in(batch))
-            stop_if(has_data, trainer, "a value of the batch is", LOOK)
-            stop_if(True, trainer, "the training loss is")
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, _: Any
-    ) -> None:
-        """Check the weights before they are written. Frozen ones are not checked."""
-        weights = [x for x in pl_module.parameters() if x.requires_grad]
-        stop_if(not get_total_norm(weights).isfinite(), trainer, "a weight is")
-
-
 class StopWithoutLoss(Callback):
     """Stops if training_step has returned None for all batches of an epoch, because
     nothing was trained. A model with manual optimization is not checked.
@@ -240,23 +196,6 @@ def in_any_process(trainer: Trainer, decision: Any) -> bool:
     """Return whether `decision` is true in one of the processes. All processes have to
     call this function."""
     return trainer.strategy.reduce_boolean_decision(decision, all=False)
-
-
-def stop_if(
-    is_bad: Any, trainer: Trainer, subject: str, way_out: str = LOWER_RATE
-) -> None:
-    """Raise UserError in all processes if `is_bad` is true in one of them. All
-    processes have to call this function.
-
-    subject: The beginning of the message, such as "a weight is".
-    """
-    if in_any_process(trainer, is_bad):
-        where = f"step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"
-        raise UserError(
-            f"{subject} NaN or infinite after {where}: stopped; no checkpoint of it is "
-            "written",
-            way_out,
-        )
 
 
 def end_with_parent() -> None:

@@ -13,13 +13,13 @@ import io
 import math
 import pickle
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -34,24 +34,15 @@ MAX_PINNED = 2**28
 copying takes longer than waiting."""
 
 
-class CheckpointCheck(Callback):
-    """A callback that is called before all others, and refuses a best.ckpt."""
-
-    def check(self, checkpoint: dict[str, Any]) -> None:
-        """Raise UserError if `checkpoint`, which Lightning is about to save as
-        best.ckpt, must not be written."""
-        raise NotImplementedError
-
-
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file in the same folder and renames it. So a
     file with the final name is always complete. Lightning may copy the file instead,
     and a crash would leave a part of it.
 
-    checks: Check what best.ckpt would hold before it is written.
+    checks: Functions that get what best.ckpt would hold, before it is written.
     """
 
-    def __init__(self, checks: Sequence[CheckpointCheck] = ()) -> None:
+    def __init__(self, checks: Sequence[Callable[[dict[str, Any]], None]] = ()) -> None:
         super().__init__()
         self.checks = checks
 
@@ -71,7 +62,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         if path.name == "best.ckpt":
             for check in self.checks:
-                check.check(checkpoint)
+                check(checkpoint)
         buffer = io.BytesIO()
         torch.save(from_gpu(checkpoint), buffer)
         path.parent.mkdir(parents=True, exist_ok=True)

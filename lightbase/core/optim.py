@@ -1,8 +1,7 @@
 """Optimizers, parameter groups and learning-rate schedules by name.
 
 `build_optimizer` and `build_scheduler` make the objects for a training. `grouped`
-divides the parameters into groups. `try_schedule` tries the same settings on small
-numbers before a run.
+divides the parameters into groups.
 """
 
 import inspect
@@ -21,7 +20,6 @@ from torch.optim.lr_scheduler import (
     ChainedScheduler,
     LambdaLR,
     LRScheduler,
-    ReduceLROnPlateau,
     SequentialLR,
 )
 
@@ -372,44 +370,3 @@ def check_options(groups: dict[str, Options], optimizer: Optimizer) -> None:
                 f"{type(optimizer).__name__}; it has {', '.join(accepted)}",
                 status=2,
             )
-
-
-def try_schedule(model: Any) -> None:
-    """Build the model's optimizer and scheduler for a hundred steps, and make three of
-    them.
-
-    model: A BaseModule with the names of its optimizer and scheduler. One number takes
-        the place of the parameters of each group, so this takes no time.
-
-    Raise UserError for names or arguments that do not work.
-    """
-    groups = grouped(model.named_parameters(), model.parameter_groups)
-    for group in groups:
-        parameter = Parameter(torch.zeros(1))
-        parameter.grad = torch.zeros(1)
-        group["params"] = [parameter]
-    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
-    check_options(model.parameter_groups, optimizer)
-    name, args = model.scheduler, model.scheduler_args
-    scheduler = None
-    if name is not None:
-        scheduler = build_scheduler(name, args, optimizer, 100)
-    elif args:
-        raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
-    if isinstance(scheduler, ReduceLROnPlateau) and model.scheduler_interval == "step":
-        raise UserError(
-            "model.scheduler_interval step: ReduceLROnPlateau steps after a validation",
-            "leave it out",
-            2,
-        )
-    try:
-        for _ in range(3):
-            optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss
-            if scheduler and not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
-    except MISTAKES as error:
-        raise UserError(
-            f"model.optimizer {model.optimizer} with {model.optimizer_args} and "
-            f"model.scheduler {name} with {args}: {first_line(error)}",
-            status=2,
-        ) from error

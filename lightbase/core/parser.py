@@ -7,12 +7,14 @@ types of Lightning that accept wrong values, or that may read 1 as 1.0.
 """
 
 import inspect
+import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
 import yaml
-from jsonargparse import Namespace, get_loader, set_loader
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -33,7 +35,6 @@ from lightbase.core.compat import (
 )
 from lightbase.core.config_files import path_of_class, read_no_base_60
 from lightbase.core.errors import UserError
-from lightbase.core.mistakes import explain
 
 # the range of NumPy's seeds
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -48,14 +49,15 @@ FLAGS: list[tuple[str, Any, Any]] = [
     ("monitor", str | None, "auto"),
     ("monitor_mode", Literal["min", "max"] | None, None),
     ("patience", PositiveInt | None, None),
-    ("try_network", bool, True),
-    ("stop_on_nan", bool, True),
     ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
 ]
 """Name, type and default of the flags of train.py that are not Lightning's."""
 EXTRA_FLAGS: list[tuple[str, Any, Any]] = []
 """The flags of the extras. They change nothing in what is trained. Filled by
+lightbase/commands/extras.py."""
+EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
+"""Functions that turn an error of jsonargparse into one line. Filled by
 lightbase/commands/extras.py."""
 TRAINER_DEFAULTS = {
     "max_epochs": 10,
@@ -134,6 +136,19 @@ def load_value(text: str) -> Any:
     if text == "None":  # jsonargparse makes it of a null
         return None
     return get_loader("yaml")(text)
+
+
+def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
+    """Return what to print for an error of jsonargparse: a line, or the message itself
+    if there is no function in `EXPLAINERS`.
+
+    message: The text of the error, which may have fifty lines.
+    parser: The parser that has raised it.
+    config: The settings that were parsed before the error.
+    """
+    for explainer in EXPLAINERS:
+        message = explainer(message, parser, config)
+    return message
 
 
 class Parser(LightningArgumentParser):
@@ -225,4 +240,19 @@ def make_parser(default_model: str | None) -> Parser:
         if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
             action.nargs = "?"
             action.const = True
+    return parser
+
+
+def parser_of(class_path: str) -> ArgumentParser:
+    """Return a parser of the arguments of a class or function, with their defaults. It
+    imports the class.
+
+    class_path: The import path of the class or function.
+    """
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    class_or_function = pkgutil.resolve_name(class_path)
+    if inspect.isclass(class_or_function):
+        parser.add_class_arguments(class_or_function, fail_untyped=False)
+    else:
+        parser.add_function_arguments(class_or_function, fail_untyped=False)
     return parser

@@ -1,48 +1,28 @@
 """What a run records about itself, in its folder.
 
-Read `RunRecorder` first, the callback that writes config.yaml, environment.txt and
-progress.json.
+Read `RunRecorder` first, the callback that writes config.yaml and progress.json.
 """
 
-import importlib.metadata
 import math
-import platform
-import shlex
-import subprocess
-import sys
 import time
 from typing import Any
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 
 import lightbase
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.compat import epochs_done
 from lightbase.core.curves import num_steps
-from lightbase.core.devices import describe_devices, devices_of
-from lightbase.core.errors import UserError, first_line
 from lightbase.core.files import json_text
 from lightbase.core.folder import Run
 from lightbase.core.project import PROJECT
-
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "lightning",
-    "torchmetrics",
-    "tensorboard",
-    "jsonargparse",
-    "numpy",
-)
-"""Packages whose versions are written into environment.txt."""
 
 Values = dict[str, Any]
 
 
 class RunRecorder(Callback):
-    """Writes config.yaml, environment.txt and progress.json into the run's folder, and
-    the config into its checkpoints.
+    """Writes config.yaml and progress.json into the run's folder, and the config into
+    its checkpoints.
 
     It also counts the seconds of training. A resumed run adds to the count of its
     checkpoint. Validations count, the test does not.
@@ -84,30 +64,12 @@ class RunRecorder(Callback):
             self.run.write("config.yaml", self.text)
             # It marks a run that has finished.
             (self.run.folder / "metrics.json").unlink(missing_ok=True)
-            # Each start adds to the file.
-            file = self.run.folder / "environment.txt"
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(describe_environment(trainer))
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if the sanity check has not logged the metric of --monitor.
-        Lightning alone would find it only at the end of the first epoch."""
-        best = best_callback(trainer)
-        # Lightning keeps no values of several loaders here
-        if best and best.monitor and len(trainer.num_sanity_val_batches) == 1:
-            names = trainer.callback_metrics
-            if best.monitor not in names:
-                raise UserError(
-                    f"--monitor {best.monitor!r} is not among the metrics of a "
-                    f"validation: {', '.join(names)}",
-                    status=2,
-                )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: a test takes no time of the training."""
@@ -163,48 +125,3 @@ def best_callback(trainer: Trainer) -> RunCheckpoint | None:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
             return callback
     return None
-
-
-def describe_environment(trainer: Trainer) -> str:
-    """Return the text that each start of a run adds to environment.txt: date, command,
-    versions, devices and git commit, a line each. An empty line ends it."""
-    instructions = torch.backends.cpu.get_cpu_capability()
-    lines = [
-        f"date: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
-        f"command: {shlex.join(['python', *sys.argv])}",
-        f"platform: {platform.platform()}",
-        f"python: {platform.python_version()}",
-        f"cuda: {torch.version.cuda}",
-        f"cpu: {torch.get_num_threads()} threads, {instructions}",
-        f"processes: {trainer.world_size}, machines: {trainer.num_nodes}",
-        describe_devices(trainer),
-        f"git commit: {git_commit()}",
-    ]
-    for name in PACKAGES:
-        lines.append(f"{name}: {importlib.metadata.version(name)}")
-    for device in devices_of(trainer.strategy):
-        if device.type == "cuda":
-            lines.append(f"{device}: {torch.cuda.get_device_name(device)}")
-    return "\n".join(lines) + "\n\n"
-
-
-def git_commit() -> str:
-    """Return the commit of the user's repository, and whether files have changed since
-    this commit. If git fails or takes longer than 2 s, return the reason."""
-    command = ["git", "--no-optional-locks", "-C", str(PROJECT.root), "status"]
-    try:
-        # the training waits for it
-        output = subprocess.check_output(
-            [*command, "--porcelain=v2", "--branch"],
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=2,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"not recorded ({first_line(error)})"
-    lines = output.splitlines()
-    commit = lines[0].removeprefix("# branch.oid ")
-    if all(line.startswith("#") for line in lines):
-        return commit
-    return f"{commit}, with uncommitted changes"

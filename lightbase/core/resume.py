@@ -75,8 +75,6 @@ MAY_CHANGE = {
     "model.top_k",
     "keep_every_epoch",
     "patience",
-    "stop_on_nan",
-    "try_network",
 }
 """Settings that a resume may change, with all settings below them. All others must
 stay."""

@@ -1,19 +1,19 @@
 """A training, from the record of the run to its test result.
 
-Read `train` first. It checks everything that can be checked without a folder, makes the
-folder and the callbacks, opens the loggers, makes the Trainer, and calls
+Read `train` first. It lets the extras check what can be checked without a folder, makes
+the folder and the callbacks, opens the loggers, makes the Trainer, and calls
 `fit_and_test`. A run can end early by a mistake of the user, a full disk or a signal:
 `end_early` and `short_endings` handle this.
 """
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import (
     MisconfigurationException,
@@ -22,8 +22,7 @@ from lightning.pytorch.utilities.exceptions import (
 
 from lightbase.core.build import make_trainer
 from lightbase.core.callbacks import leave, make_callbacks
-from lightbase.core.checkpoint import AtomicCheckpointIO, CheckpointCheck
-from lightbase.core.checks import choose_monitor, dry_run, short_loss_errors
+from lightbase.core.checkpoint import AtomicCheckpointIO
 from lightbase.core.compat import epochs_done
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import (
@@ -32,8 +31,10 @@ from lightbase.core.devices import (
     num_processes_started,
 )
 from lightbase.core.errors import UserError, first_line, rank, say
+from lightbase.core.extra import Extra
 from lightbase.core.files import json_text, read_json, relative_to_cwd
 from lightbase.core.folder import Run, root_folder
+from lightbase.core.monitor import choose_monitor
 from lightbase.core.project import PROJECT
 from lightbase.core.record import RunRecorder, best_callback, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
@@ -41,20 +42,12 @@ from lightbase.core.spec import RunSpec
 from lightbase.core.state_errors import state_errors
 from lightbase.core.testing import best_checkpoint, run_test, say_results
 
-OpenLoggers = Callable[
-    [RunSpec, Path, Run | None], AbstractContextManager[list[Logger]]
-]
-"""Opens the loggers of a run. It takes the record of the run, the folder of all runs,
-and the run's folder (None in a process that writes nothing)."""
-
 
 def train(
     spec: RunSpec,
     model: LightningModule,
     data: LightningDataModule,
-    extras: Sequence[Callback] = (),
-    checks: Sequence[CheckpointCheck] = (),
-    log_into: Sequence[OpenLoggers] = (),
+    extras: Sequence[Extra] = (),
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
@@ -63,16 +56,16 @@ def train(
     wrong setting leaves no folder behind. It is locked until this function ends.
 
     spec, model, data: As `lightbase.core.build.build` has made them.
-    extras: Callbacks that watch the training and do not change it.
-    checks: The first callbacks. If a metric compares epochs, they check best.ckpt.
-    log_into: They open the loggers. Without them, the run has no curves.
+    extras: They watch the training and do not change it. Without the extra that opens
+        loggers, the run has no curves.
     Raises UserError for a mistake of the user, and Stopped after a signal.
     """
     config = spec.config
     root = root_folder(config)
     check_devices(config.trainer)
     if rank() == 0:
-        dry_run(model, data, config)
+        for extra in extras:
+            extra.before_run(spec, model, data)
     monitor = choose_monitor(config, model, data)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:  # others write nothing
@@ -81,18 +74,23 @@ def train(
         folder = root
         if run:
             folder = run.checkpoints
-        callbacks = make_callbacks(spec, folder, run, monitor, extras)
+        first = [extra for extra in extras if extra.is_first]
+        others = [extra for extra in extras if not extra.is_first]
+        callbacks = make_callbacks(spec, folder, run, monitor, others)
         with ExitStack() as stack, short_device_errors():
             loggers: list[Logger] = []
-            for open_loggers in log_into:
-                loggers += stack.enter_context(open_loggers(spec, root, run))
+            for extra in extras:
+                loggers += stack.enter_context(extra.around_run(spec, model, run))
+            checks = []
+            if monitor:  # without one, no validation has measured best.ckpt
+                checks = [extra.check_best for extra in extras]
             trainer = make_trainer(
                 spec,
                 model,
                 callbacks,
-                first=checks,
+                first=first,
                 logger=loggers or False,
-                plugins=[AtomicCheckpointIO(checks if monitor else ())],
+                plugins=[AtomicCheckpointIO(checks)],
             )
             metrics = fit_and_test(trainer, model, data, spec.checkpoint, run)
             return metrics, trainer
@@ -153,11 +151,7 @@ def fit_and_test(
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
-    with (
-        short_endings(trainer, recorder),
-        state_errors(path),
-        short_loss_errors(model),
-    ):
+    with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         say_best(trainer)
         tested = best_checkpoint(trainer)

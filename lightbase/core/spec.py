@@ -24,9 +24,8 @@ from jsonargparse import Namespace
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
 from lightbase.core.errors import UserError, imported
-from lightbase.core.mistakes import parser_of
 from lightbase.core.names import RUN_LOCATION_KEYS, flatten
-from lightbase.core.parser import SEE_HELP, Parser, make_parser
+from lightbase.core.parser import SEE_HELP, Parser, make_parser, parser_of
 from lightbase.core.project import PROJECT
 
 LOCATION = (*RUN_LOCATION_KEYS, "trust_checkpoint")

@@ -105,23 +105,3 @@ def class_numbers(samples: Samples) -> Tensor | None:
     if targets.shape != (len(samples),) or targets.is_floating_point():
         return None
     return targets.long()
-
-
-def sparse_classes(splits: dict[str, Samples], classes: list[str]) -> str:
-    """Return one line about classes without samples in a split, or with fewer than two
-    training samples. Return "" if there are none, or if the class numbers are unknown,
-    see `class_numbers`."""
-    texts = []
-    for split, samples in splits.items():
-        labels = class_numbers(samples)
-        if not classes or labels is None:
-            continue
-        amount, least = "no", 1
-        if split == "train":
-            amount, least = "at most one", 2
-        counts = labels.bincount(minlength=len(classes))
-        names = [classes[i] for i in (counts < least).nonzero()]
-        if names:
-            few = ", ".join(names[:3])
-            texts.append(f"{amount} {split} sample of {few} ({len(names)} in all)")
-    return "; ".join(texts)

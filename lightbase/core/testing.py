@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightbase.core.checks import has_test
 from lightbase.core.curves import is_of_class
 from lightbase.core.errors import say
 from lightbase.core.files import relative_to_cwd
@@ -77,6 +77,11 @@ def run_test(
             if key == "test/num_samples":
                 metrics[key] = int(value)
     return metrics
+
+
+def has_test(model: LightningModule, data: LightningDataModule) -> bool:
+    """Return whether the model has a test_step and the data a test_dataloader."""
+    return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
 
 
 def say_results(values: Mapping[str, Any], tested: Path | None) -> None:

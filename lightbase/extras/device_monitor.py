@@ -12,18 +12,18 @@ from typing import Any
 import psutil
 import pynvml
 import torch
-from lightning import Callback
 
 from lightbase.core.curves import is_log_step, log_values
 from lightbase.core.devices import devices_of
 from lightbase.core.errors import say
+from lightbase.core.extra import Extra
 
 GIB = 2**30
 Readers = dict[str, Callable[[], float]]
 """Functions that read one value, by the name of the curve."""
 
 
-class DeviceMonitor(Callback):
+class DeviceMonitor(Extra):
     """Writes curves of the devices; their names begin with watch/device/. Only the
     first process reads the devices.
 

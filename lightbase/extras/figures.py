@@ -29,6 +29,7 @@ from lightbase.core.batches import inputs_of, targets_of, to_host
 from lightbase.core.curves import Stage, gather, run_folder
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
+from lightbase.core.extra import Extra
 from lightbase.core.files import relative_to_cwd, write_whole
 from lightbase.core.metrics import as_curve_names
 from lightbase.core.module import BaseModule
@@ -207,7 +208,7 @@ def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:
 # The pictures
 
 
-class PredictionFigures(Callback):
+class PredictionFigures(Extra):
     """Draws pictures for the loggers, with tags that begin with view/. They need a
     BaseDataModule and a BaseModule.
 

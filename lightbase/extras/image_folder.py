@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
-from lightbase.core.images import crop_and_flip, read_image, to_float
+from lightbase.core.images import read_image
+from lightbase.data.transforms import crop_and_flip, to_float
 
 SUFFIXES = (
     ".bmp",

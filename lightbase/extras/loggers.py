@@ -1,7 +1,7 @@
 """The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger.
 
-`open_loggers` makes them, with arguments that follow from the folder of the run.
-`StartCurves` writes the hyperparameters into them.
+`make_loggers` makes them, with arguments that follow from the folder of the run.
+`OpenLoggers` opens them for a run, and writes the hyperparameters into them.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import (
     Logger,
     MLFlowLogger,
@@ -26,8 +26,9 @@ from torch.utils.tensorboard.summary import hparams
 from lightbase.core.build import as_list, instantiate
 from lightbase.core.compat import saved_logged_step
 from lightbase.core.errors import UserError, first_line, say
+from lightbase.core.extra import Extra
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import Run
+from lightbase.core.folder import Run, root_folder
 from lightbase.core.names import WITHOUT_EFFECT, flatten
 from lightbase.core.project import PROJECT
 from lightbase.core.record import recorder_of
@@ -55,11 +56,31 @@ class RunTensorBoard(TensorBoardLogger):
         super().log_metrics(tags, step)
 
 
-class StartCurves(Callback):
-    """Writes the hyperparameters into the loggers when a training starts, and the
-    points of the curves to disk."""
+class OpenLoggers(Extra):
+    """Opens the loggers of a run. Writes the hyperparameters into them when a training
+    starts, and the points of the curves to disk."""
 
     first_step = 0  # of this start in the run's folder
+
+    @contextmanager
+    def around_run(
+        self, spec: RunSpec, model: LightningModule, run: Run | None
+    ) -> Iterator[list[Logger]]:
+        """Within this context, the loggers of a run are open. At its end, the run at
+        W&B ends, with status 1 after an error. Otherwise the next run of the same
+        process would continue it.
+
+        Raise UserError if a logger cannot start, see `make_loggers`.
+        """
+        loggers = make_loggers(spec, run)
+        status = 1
+        try:
+            yield loggers
+            status = 0
+        finally:
+            for logger in loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.experiment.finish(status)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -96,30 +117,10 @@ class StartCurves(Callback):
             logger.save()
 
 
-@contextmanager
-def open_loggers(spec: RunSpec, root: Path, run: Run | None) -> Iterator[list[Logger]]:
-    """Within this context, the loggers of a run are open. At its end, the run at W&B
-    ends, with status 1 after an error. Otherwise the next run of the same process would
-    continue it.
-
-    The arguments and the errors are those of `make_loggers`.
-    """
-    loggers = make_loggers(spec, root, run)
-    status = 1
-    try:
-        yield loggers
-        status = 0
-    finally:
-        for logger in loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.finish(status)
-
-
-def make_loggers(spec: RunSpec, root: Path, run: Run | None) -> list[Logger]:
+def make_loggers(spec: RunSpec, run: Run | None) -> list[Logger]:
     """Build the loggers that trainer.logger names. Without this setting, the logger is
     TensorBoard's. With false or an empty list there is none.
 
-    root: The folder of all runs.
     run: The run's folder, or None in a process that writes nothing.
     Raises UserError if a logger cannot start, for instance because its package is not
     installed, or its server does not answer.
@@ -128,7 +129,7 @@ def make_loggers(spec: RunSpec, root: Path, run: Run | None) -> list[Logger]:
     if setting in (False, []):
         return []
     if run is None:
-        return [RunTensorBoard(root, version="")]  # writes nothing
+        return [RunTensorBoard(root_folder(spec.config), version="")]  # writes nothing
     if spec.trainer["logger"]:  # an object, see lightbase.train
         return as_list(spec.trainer["logger"])
     configs = [x for x in as_list(setting) if isinstance(x, Namespace)]

@@ -11,13 +11,14 @@ import sys
 import time
 from typing import Any
 
-from lightning import Callback, LightningModule
+from lightning import LightningModule
 from lightning.pytorch.callbacks import Timer, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from lightbase.core.compat import batch_index, num_batches
 from lightbase.core.curves import is_of_class
 from lightbase.core.data import BaseDataModule
+from lightbase.core.extra import Extra
 
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
 
@@ -78,7 +79,7 @@ def share_done(trainer: Any) -> float:
     return share
 
 
-class EpochLines(Callback):
+class EpochLines(Extra):
     """Prints a line with the metrics after each epoch.
 
     validated_epoch: The epoch of the last validation; -1 before the first one.

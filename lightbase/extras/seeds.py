@@ -13,7 +13,7 @@ from typing import Any
 from lightbase.core.config_files import read_config
 from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.files import read_json, relative_to_cwd
-from lightbase.core.folder import root_folder, versions
+from lightbase.core.folder import newest_version, root_folder
 from lightbase.core.names import RUN_LOCATION_KEYS, flatten
 from lightbase.core.signals import Stopped
 from lightbase.core.spec import RunSpec, as_values
@@ -112,9 +112,9 @@ def train_seeds(
 
 
 def newest_run(folder: Path) -> Path | None:
-    """Return the newest run in ROOT/NAME/seed_N that has a config, or None."""
-    runs = [run for run in versions(folder).values() if (run / "config.yaml").is_file()]
-    return runs[-1] if runs else None
+    """Return the newest run in ROOT/NAME/seed_N, or None if it has no config."""
+    run = newest_version(folder)
+    return run if (run / "config.yaml").is_file() else None
 
 
 def check_settings(run: Path, settings: dict[str, Any]) -> None:

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule
+from lightning import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 from matplotlib.figure import Figure
 
 from lightbase.core.curves import num_steps
 from lightbase.core.errors import say
+from lightbase.core.extra import Extra
 from lightbase.core.pictures import has_pictures, log_figure
 
 PHASES = (
@@ -214,7 +215,7 @@ class PhaseClock(PassThroughProfiler):
         self.marks = []
 
 
-class StepTimer(Callback):
+class StepTimer(Extra):
     """Shows how the time of a training is divided among the phases of its steps. At the
     end of the training it logs a pie, and prints a table.
 

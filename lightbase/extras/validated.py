@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightbase.core.checkpoint import CheckpointCheck
 from lightbase.core.errors import UserError
+from lightbase.core.extra import Extra
 
 AFTER_VALIDATION = (
     "on_validation_epoch_end",
@@ -29,7 +29,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The type of integers with so many bytes."""
 
 
-class ValidatedWeights(CheckpointCheck):
+class ValidatedWeights(Extra):
     """Compares the weights in best.ckpt with the weights that the validation has
     measured. They differ if a callback such as ModelPruning changes them in between.
 
@@ -40,6 +40,8 @@ class ValidatedWeights(CheckpointCheck):
     fingerprints: {name: int64 ()} of the parameters and buffers at this step.
     suspects: The names of classes that may have changed the weights.
     """
+
+    is_first = True
 
     def __init__(self) -> None:
         self.step = -1  # of the newest validation
@@ -59,7 +61,7 @@ class ValidatedWeights(CheckpointCheck):
             type(part).__name__ for part in parts if may_change_weights(part)
         ]
 
-    def check(self, checkpoint: dict[str, Any]) -> None:
+    def check_best(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError if a checkpoint has other weights than the validation after
         the same step has measured.
 

@@ -3,17 +3,21 @@ flags. And a training that trains nothing."""
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from attached import attach
 from example.classifier import Classifier
+from given import Given
 from lightning import LightningModule
 from paths import ACCELERATOR, Train, argv, script
 from torch import Tensor, nn
 from written import equal, refused, weights
 
 from lightbase.core.data import BaseDataModule
+from lightbase.extras.dry_run import load_data, try_network
 
 ME = "test_checks"
 IMAGES = "example.data.synthetic.SyntheticImages"
@@ -37,7 +41,6 @@ class Random(nn.Module):
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 
-FUSED = "--model.optimizer_args.fused true --trainer.gradient_clip_val 1"
 GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
 
 
@@ -52,14 +55,15 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
             "MLP has 3 outputs for the 4 classes of Synthetic",
         ),
         (
-            f"{FUSED} --trainer.precision 16-mixed",
-            2,
-            "gradient_clip_val and precision 16-mixed\nleave",
-        ),
-        (
             f"{GRAPHS} --trainer.accumulate_grad_batches 2",
             2,
-            "accumulate_grad_batches 2\nleave",
+            "accumulate_grad_batches 2: they do not go with this: model.compile_mode",
+        ),
+        (
+            "--trainer.gradient_clip_val 1 --trainer.precision bf16-mixed "
+            "--model.optimizer AdamW --model.optimizer_args.fused true",
+            2,
+            "gradient_clip_val 1.0, accumulate_grad_batches 1: they do not go with",
         ),
         (
             "--model.metrics.unfit torchmetrics.classification.BinaryF1Score",
@@ -228,6 +232,27 @@ def test_targets_that_are_no_inputs_are_not_refused(tmp_path, name, shapes):
 
 
 # the trial of the network, and the metric that compares epochs
+
+
+def test_classes_without_samples_are_said(capsys):
+    x, y = torch.zeros(50, 3), torch.arange(50) % 2
+    targets = y.clone()
+    targets[0] = 2  # nothing is of class d
+    test = x[:9], y[:9]
+    load_data(Given((x, targets), test, ("a", "b", "c", "d")), with_test=True)
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("Classes: no val sample of ")
+    assert "; at most one train sample of c, d (2 in all); no test sample of" in line
+    load_data(Given((x, y), classes=("a", "b")), with_test=True)
+    assert "Classes:" not in capsys.readouterr().out
+
+
+def test_a_network_that_is_not_tried_is_said(capsys):
+    x = torch.zeros(50, 3)
+    data: BaseDataModule = attach(Given((x, x, x)))
+    flags: Any = SimpleNamespace(accelerator="cpu", strategy="auto", deterministic=0)
+    try_network(Classifier(nn.Linear(3, 2), num_classes=2), data, flags)
+    assert "Network: not tried, and its parameters not" in capsys.readouterr().out
 
 
 def test_more_outputs_than_classes_are_a_note(train: Train, capsys):

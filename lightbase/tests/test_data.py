@@ -1,19 +1,16 @@
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attached import attach, inputs_of
-from example.classifier import Classifier
 from given import Given
 from paths import argv, fails
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightbase.core.batches import TensorBatches
-from lightbase.core.checks import load_data, try_network
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError
 
@@ -240,22 +237,3 @@ def test_a_wrong_test_set_is_found_before_the_training(train, capsys, tmp_path):
     error = fails(capsys, 1, lambda: train(*flags))
     assert "WrongTest has torch.int64 targets from 1 to 2, not int64 from 0 to" in error
     assert not list(tmp_path.rglob("version_*"))
-
-
-def test_classes_without_samples_are_said(capsys):
-    targets = y.clone()
-    targets[0] = 2  # nothing is of class d
-    test = x[:9], y[:9]
-    load_data(Given((x, targets), test, ("a", "b", "c", "d")), with_test=True)
-    line = capsys.readouterr().out.splitlines()[1]
-    assert line.startswith("Classes: no val sample of ")
-    assert "; at most one train sample of c, d (2 in all); no test sample of" in line
-    load_data(Given((x, y), classes=("a", "b")), with_test=True)
-    assert "Classes:" not in capsys.readouterr().out
-
-
-def test_a_network_that_is_not_tried_is_said(capsys):
-    data: BaseDataModule = attach(Given((x, y, y.float())))
-    flags: Any = SimpleNamespace(accelerator="cpu", strategy="auto", deterministic=0)
-    try_network(Classifier(nn.Linear(3, 2), num_classes=2), data, flags)
-    assert "Network: not tried, and its parameters not" in capsys.readouterr().out

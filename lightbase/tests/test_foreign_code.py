@@ -11,11 +11,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from paths import TINY, Train, argv, script
 from plain import PlainData, PlainModule
 
-from lightbase.commands.extras import extra_callbacks
+from lightbase.commands.extras import make_extras
 from lightbase.core.build import build, fill_in
 from lightbase.core.callbacks import make_callbacks
-from lightbase.core.checks import Monitor
-from lightbase.core.mistakes import in_plain_words
+from lightbase.core.monitor import Monitor
 from lightbase.core.spec import (
     CommandLine,
     RunSpec,
@@ -42,7 +41,7 @@ def test_the_callbacks_can_be_pickled(tmp_path):
     spec = spec_of(*WATCHED.split())
     build(spec)
     monitor = Monitor("val/acc", "max")
-    extras = extra_callbacks(spec)
+    extras = make_extras(spec)
     pickle.dumps(make_callbacks(spec, tmp_path, None, monitor, extras))
 
 
@@ -186,13 +185,3 @@ def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags,
 def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):
     train(flags)
     assert words in capsys.readouterr().out
-
-
-def test_a_proposal_is_for_the_name_that_was_typed(monkeypatch):
-    classes = [("project.data.mnist.MNIST", "")]
-    monkeypatch.setattr("lightbase.core.mistakes.users_classes", lambda: classes)
-    reason = "Expected a dot import path string: {} or list"
-    assert "did you" not in in_plain_words(reason.format("TorchCheckpointI0"), "")
-    assert in_plain_words(reason.format("MNITS"), "").endswith(
-        "project.data.mnist.MNIST?"
-    )

@@ -22,7 +22,7 @@ LIGHTBASE = Path(lightbase.__file__).parent
 EXTRAS = [path.stem for path in sorted((LIGHTBASE / "extras").glob("*.py"))]
 PUBLIC = {f"lightbase.{name}" for name in lightbase.__all__}
 NOT_CORE = ("lightbase.extras", "lightbase.commands")
-FORBIDDEN = {"core": NOT_CORE, "extras": NOT_CORE}
+FORBIDDEN = {"core": NOT_CORE, "extras": NOT_CORE, "data": ("lightbase",)}
 """What the files of each folder do not import."""
 IMPORT_TESTS_NOT_YET = {"test_on_gpu"}
 """Files of tests that import from others, and are to stop it."""
@@ -63,8 +63,9 @@ def imports(path: Path) -> set[str]:
 
 def test_imports_point_down_and_make_no_circle() -> None:
     """commands import extras and core, extras import core alone, and core imports
-    neither. No file imports a project. `__init__.py` imports the public names when they
-    are used, and no file of the library imports it."""
+    neither. The transforms in data/ import nothing of the library, and everyone may
+    import them. No file imports a project. `__init__.py` imports the public names when
+    they are used, and no file of the library imports it."""
     graph = {module: imports(path) for module, path in modules().items()}
     del graph["lightbase.__init__"]
     for module, names in graph.items():

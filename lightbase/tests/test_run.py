@@ -1,14 +1,11 @@
 """The folder of a run and what the run writes down about itself."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from lightbase.core.errors import UserError
 from lightbase.core.folder import Run
-from lightbase.core.project import PROJECT
-from lightbase.core.record import git_commit
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
@@ -34,17 +31,3 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
     kept = Run(tmp_path, "a")
     Run(tmp_path, "a").discard()
     assert kept.folder.is_dir()
-
-
-def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):
-    def git(*args: str) -> str:
-        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.check_output(["git", "-C", tmp_path, *author, *args])
-
-    monkeypatch.setattr(PROJECT, "root", tmp_path)
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "first")
-    commit = git("rev-parse", "HEAD").decode().strip()
-    assert git_commit() == commit
-    (tmp_path / "new.py").write_text("y = 3\n")
-    assert git_commit() == f"{commit}, with uncommitted changes"

@@ -27,7 +27,6 @@ def write_run(
     folder.mkdir(parents=True)
     config = {"name": path, "model": {"class_path": "M", "init_args": {"lr": lr}}}
     (folder / "config.yaml").write_text(json.dumps(config))
-    (folder / "environment.txt").touch()
     progress: dict[str, Any] = {"epochs": 3, "train_seconds": 90.0}
     if "best" in results:
         mode = {"val/loss": "min"}.get(metric, "max")
@@ -117,7 +116,7 @@ def test_damaged_files_are_reported_and_break_nothing(root, capsys):
     (root / "mlp/version_2/metrics.json").write_text('{"test/acc": 0.')
     (root / "mlp/version_10/progress.json").write_text('["epochs", 1]')
     (root / "mlp/version_12").mkdir()
-    (root / "mlp/version_12/environment.txt").touch()  # killed before it wrote more
+    (root / "mlp/version_12/progress.json").write_text("{}")  # nothing is known
     (root / "lightning_logs/version_0").mkdir(parents=True)  # of another program
     call(root, "--sort", "minutes")
     output, error = capsys.readouterr()

@@ -199,7 +199,6 @@ def write_run(args: list[str]) -> None:
     flags = dict(arg.split("=") for arg in args if "=" in arg)
     run = Path(flags["--trainer.default_root_dir"], flags["--name"], "version_0")
     run.mkdir()
-    (run / "environment.txt").touch()
     lr = float(flags["--model.lr"])
     number = 1 + int(flags.get("--data.fold", flags.get("--seed_everything", 0)))
     progress = {"monitor": "val/loss", "mode": "min", "best": lr * number}

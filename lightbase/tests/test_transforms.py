@@ -1,18 +1,9 @@
-import importlib
-
 import pytest
 import torch
 from torch.nn.functional import pad
 from torchvision.transforms import v2
 
-import lightbase
-from lightbase import alternating_flip, crop_and_flip, to_float
-
-
-def test_the_path_of_version_0_3_has_the_same_functions() -> None:
-    older = importlib.import_module("lightbase.data.transforms")
-    for name in older.__all__:
-        assert getattr(older, name) is getattr(lightbase, name)
+from lightbase.data.transforms import alternating_flip, crop_and_flip, to_float
 
 
 def images(num: int = 50) -> torch.Tensor:

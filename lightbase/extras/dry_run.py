@@ -1,41 +1,110 @@
-"""The checks before a run has a folder, and the metric that compares epochs.
+"""The dry run: a mistake is found before a run has a folder.
 
-`dry_run` loads the data, and tries the network and the optimizer. `choose_monitor`
-chooses the metric. All other functions are called by these two.
+`dry_run` loads the data, and tries the network and the optimizer. Without it, the same
+mistakes end a training later, with longer errors.
 """
 
 import ast
-import contextlib
 import inspect
 import os
 import textwrap
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from lightning import LightningDataModule, LightningModule
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightbase.core.batches import for_network, inputs_of, targets_of, tensors_in
+from lightbase.core.batches import (
+    Samples,
+    for_network,
+    inputs_of,
+    targets_of,
+    tensors_in,
+)
 from lightbase.core.data import BaseDataModule
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import MIXED, forks_processes, num_gpus, parse_devices
 from lightbase.core.errors import UserError, first_line, raised_at, say
-from lightbase.core.metrics import collection
+from lightbase.core.extra import Extra
+from lightbase.core.folder import Run
 from lightbase.core.module import BaseModule, has_named_optimizer
-from lightbase.core.names import better_by_name
-from lightbase.core.optim import try_schedule
-from lightbase.core.splits import sparse_classes
+from lightbase.core.optim import (
+    MISTAKES,
+    build_optimizer,
+    build_scheduler,
+    check_options,
+    grouped,
+)
+from lightbase.core.record import best_callback
+from lightbase.core.spec import RunSpec
+from lightbase.core.splits import class_numbers
+from lightbase.core.testing import has_test
 
 WAY_OUT = (
     "change the arguments, such as --model.net.num_classes, or use --try_network false"
 )
 """What to do about a network that does not go with the data."""
+
+
+class DryRun(Extra):
+    """Calls `dry_run` before the run. What it does not try is checked in the training:
+    the loss, and the metric of --monitor."""
+
+    def before_run(
+        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
+    ) -> None:
+        """Raise UserError for a mistake that `dry_run` finds."""
+        dry_run(model, data, spec.config)
+
+    @contextmanager
+    def around_run(
+        self, spec: RunSpec, model: LightningModule, run: Run | None
+    ) -> Iterator[list[Logger]]:
+        """Within this context, turn an error in a loss of torch into a UserError: the
+        loss does not go with the outputs of the network and the targets of the data.
+
+        An error in a loss of the user's may be a bug, and is raised as it is.
+        """
+        try:
+            yield []
+        except (RuntimeError, TypeError, ValueError) as error:
+            criterion = getattr(model, "criterion", None)
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            is_in_loss = any(x.f_locals.get("self") is criterion for x in frames)
+            is_of_torch = type(criterion).__module__.startswith("torch.")
+            is_memory = isinstance(error, torch.OutOfMemoryError)
+            if not is_in_loss or not is_of_torch or is_memory:
+                raise
+            raise UserError(
+                f"the loss {type(criterion).__name__} cannot take these outputs and "
+                f"targets: {first_line(error)}",
+                "give another --model.criterion, or change the step that calls it",
+                2,
+            ) from error
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if the sanity check has not logged the metric of --monitor.
+        Lightning alone would find it only at the end of the first epoch."""
+        best = best_callback(trainer)
+        # Lightning keeps no values of several loaders here
+        if best and best.monitor and len(trainer.num_sanity_val_batches) == 1:
+            names = trainer.callback_metrics
+            if best.monitor not in names:
+                raise UserError(
+                    f"--monitor {best.monitor!r} is not among the metrics of a "
+                    f"validation: {', '.join(names)}",
+                    status=2,
+                )
 
 
 @short_device_errors()
@@ -56,12 +125,10 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
             "end it with `return loss`, the loss of the batch",
             2,
         )
-    if not model.automatic_optimization:
-        check_manual(config.trainer)
     if config.trainer.limit_train_batches == 0:
         say("trainer.limit_train_batches 0: nothing is trained")
+    check_combinations(model, config.trainer)
     if isinstance(model, BaseModule):
-        check_options(model, config.trainer)
         model.prepare_weights()
     if type(data).train_dataloader is not BaseDataModule.train_dataloader:
         say(
@@ -77,22 +144,6 @@ def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> N
     # not start it.
     if has_named_optimizer(model) and not forks_processes(config.trainer):
         try_schedule(model)
-
-
-def check_manual(trainer: Any) -> None:
-    """Raise UserError for options that Lightning refuses beside manual optimization,
-    but only in the training.
-
-    trainer: The Trainer's flags.
-    """
-    for name, default in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
-        if trainer[name] not in (default, 0):
-            raise UserError(
-                f"trainer.{name} {trainer[name]}: the module steps its optimizer itself"
-                " (manual optimization)",
-                "do it in training_step, and leave the flag out",
-                2,
-            )
 
 
 def returns_nothing(method: Any) -> bool:
@@ -116,34 +167,31 @@ def returns_nothing(method: Any) -> bool:
     return True
 
 
-def check_options(model: BaseModule, trainer: Any) -> None:
+def check_combinations(model: LightningModule, trainer: Any) -> None:
     """Raise UserError for options that torch or Lightning refuse together, but only in
-    the first step. Lightning's issue 21435 is about fused optimizers.
+    the training. Lightning's issue 21435 is about fused optimizers.
 
     trainer: The Trainer's flags.
     """
-    precision = trainer.precision
+    clips = trainer.gradient_clip_val
     every = trainer.accumulate_grad_batches
-    is_fused = model.optimizer_args.get("fused")
-    if is_fused and trainer.gradient_clip_val and str(precision) in MIXED:
+    is_mixed = str(trainer.precision) in MIXED
+    reason = ""
+    if not model.automatic_optimization:
+        if clips or every != 1:
+            reason = "the module steps its optimizer itself (manual optimization)"
+    elif isinstance(model, BaseModule):
+        if clips and is_mixed and model.optimizer_args.get("fused"):
+            reason = f"model.optimizer_args.fused true, precision {trainer.precision}"
+        elif every != 1 and model.compile_mode == "reduce-overhead":
+            reason = "model.compile_mode reduce-overhead (CUDA graphs)"
+    if reason:
         raise UserError(
-            "model.optimizer_args.fused true: a fused optimizer does not go with "
-            f"gradient_clip_val and precision {precision}",
-            "leave it out",
-            2,
-        )
-    if model.compile_mode == "reduce-overhead" and every != 1:
-        raise UserError(
-            "model.compile_mode reduce-overhead: CUDA graphs do not go with "
-            f"accumulate_grad_batches {every}",
+            f"trainer.gradient_clip_val {clips}, accumulate_grad_batches {every}: they "
+            f"do not go with this: {reason}",
             "leave one of them out",
             2,
         )
-
-
-def has_test(model: LightningModule, data: LightningDataModule) -> bool:
-    """Return whether the model has a test_step and the data a test_dataloader."""
-    return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
 
 
 def load_data(data: BaseDataModule, with_test: bool) -> None:
@@ -303,34 +351,6 @@ def try_network(
     say(text)
 
 
-@contextlib.contextmanager
-def short_loss_errors(model: LightningModule) -> Iterator[None]:
-    """Within this context, turn an error in a loss of torch into a UserError: the loss
-    does not go with the outputs of the network and the targets of the data.
-
-    An error in a loss of the user's may be a bug, and is raised as it is.
-    """
-    try:
-        yield
-    except (RuntimeError, TypeError, ValueError) as error:
-        criterion = getattr(model, "criterion", None)
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        is_in_loss = any(frame.f_locals.get("self") is criterion for frame in frames)
-        is_of_torch = type(criterion).__module__.startswith("torch.")
-        if (
-            not is_in_loss
-            or not is_of_torch
-            or isinstance(error, torch.OutOfMemoryError)
-        ):
-            raise
-        raise UserError(
-            f"the loss {type(criterion).__name__} cannot take these outputs and "
-            f"targets: {first_line(error)}",
-            "give another --model.criterion, or change the step that calls it",
-            2,
-        ) from error
-
-
 def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
     """Return the outputs of the network in eval mode. Afterwards each module is in the
     same mode as before, so that frozen modules stay in eval mode.
@@ -352,106 +372,62 @@ def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
     return outputs
 
 
-class Monitor(NamedTuple):
-    """The metric that compares epochs.
+def sparse_classes(splits: dict[str, Samples], classes: list[str]) -> str:
+    """Return one line about classes without samples in a split, or with fewer than two
+    training samples. Return "" if there are none, or if the class numbers are unknown,
+    see `class_numbers`."""
+    texts = []
+    for split, samples in splits.items():
+        labels = class_numbers(samples)
+        if not classes or labels is None:
+            continue
+        amount, least = "no", 1
+        if split == "train":
+            amount, least = "at most one", 2
+        counts = labels.bincount(minlength=len(classes))
+        names = [classes[i] for i in (counts < least).nonzero()]
+        if names:
+            few = ", ".join(names[:3])
+            texts.append(f"{amount} {split} sample of {few} ({len(names)} in all)")
+    return "; ".join(texts)
 
-    name: The name of its curve, such as val/acc.
-    mode: "min" if a lower value is better, "max" if a higher one is.
+
+def try_schedule(model: Any) -> None:
+    """Build the model's optimizer and scheduler for a hundred steps, and make three of
+    them.
+
+    model: A BaseModule with the names of its optimizer and scheduler. One number takes
+        the place of the parameters of each group, so this takes no time.
+
+    Raise UserError for names or arguments that do not work.
     """
-
-    name: str
-    mode: str
-
-
-def choose_monitor(
-    config: Any, model: LightningModule, data: LightningDataModule
-) -> Monitor | None:
-    """Return the metric for best.ckpt and early stopping, and print it. It is
-    --monitor, or by default the first metric of the model, or its loss if it has none.
-
-    config: The settings of the run.
-
-    Return None if best.ckpt is the last epoch. The test set never selects an epoch.
-
-    Raise UserError if --patience or ReduceLROnPlateau needs a metric and there is none,
-    or if nobody knows whether a lower value is better.
-    """
-    reason = why_unvalidated(config.trainer, model, data)
-    if reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
+    groups = grouped(model.named_parameters(), model.parameter_groups)
+    for group in groups:
+        parameter = Parameter(torch.zeros(1))
+        parameter.grad = torch.zeros(1)
+        group["params"] = [parameter]
+    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
+    check_options(model.parameter_groups, optimizer)
+    name, args = model.scheduler, model.scheduler_args
+    scheduler = None
+    if name is not None:
+        scheduler = build_scheduler(name, args, optimizer, 100)
+    elif args:
+        raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
+    if isinstance(scheduler, ReduceLROnPlateau) and model.scheduler_interval == "step":
         raise UserError(
-            "--model.scheduler ReduceLROnPlateau needs a validation to go by: "
-            f"{reason}",
+            "model.scheduler_interval step: ReduceLROnPlateau steps after a validation",
+            "leave it out",
+            2,
+        )
+    try:
+        for _ in range(3):
+            optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss
+            if scheduler and not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+    except MISTAKES as error:
+        raise UserError(
+            f"model.optimizer {model.optimizer} with {model.optimizer_args} and "
+            f"model.scheduler {name} with {args}: {first_line(error)}",
             status=2,
-        )
-    name = config.monitor
-    if name == "auto":
-        name = None  # nobody knows what other modules log
-        if isinstance(model, BaseModule):
-            name = f"val/{[*collection(model.metrics), 'loss'][0]}"
-    if name is None and not reason:
-        reason = "no --monitor"
-    if reason:
-        if config.patience is not None:
-            raise UserError(
-                f"--patience {config.patience} needs a metric of a validation to go by:"
-                f" {reason}",
-                status=2,
-            )
-        say(f"best.ckpt is the last epoch ({reason})")
-        return None
-    mode = config.monitor_mode or better(name, model)
-    order = "lowest" if mode == "min" else "highest"
-    say(f"Best epoch: the one with the {order} {name}")
-    return Monitor(name, mode)
-
-
-def why_unvalidated(
-    trainer: Any, model: LightningModule, data: LightningDataModule
-) -> str | None:
-    """Return why no validation can select an epoch, as text for a message. Return None
-    if one can.
-
-    trainer: The Trainer's flags.
-    """
-    if isinstance(data, BaseDataModule) and not (
-        data.val_fraction or "val" in data.own_splits
-    ):
-        return "data.val_fraction 0: val/ is measured on the test set"
-    if trainer.limit_val_batches == 0:
-        return "trainer.limit_val_batches 0"
-    every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
-    if every and last and 0 < last < every:
-        return f"trainer.check_val_every_n_epoch {every} is above max_epochs {last}"
-    if not is_overridden("validation_step", model):
-        return f"{type(model).__name__} has no validation_step"
-    if not is_overridden("val_dataloader", data):
-        return f"{type(data).__name__} has no val_dataloader"
-    return None
-
-
-def better(monitor: str, model: LightningModule) -> str:
-    """Return "min" if a lower value of a metric is better, else "max".
-
-    torchmetrics tells it for the metrics of the model. For other values, the name is
-    looked up.
-
-    monitor: The name of the curve, such as val/acc.
-
-    Raise UserError if the direction is unknown.
-    """
-    # not rpartition: a metric's name may contain "/"
-    name = monitor.removeprefix("val/").partition("/dataloader_idx_")[0]
-    if isinstance(model, BaseModule):
-        metrics = collection(model.metrics)
-        if name in metrics and metrics[name].higher_is_better is not None:
-            return "max" if metrics[name].higher_is_better else "min"
-    mode = better_by_name(name)
-    if mode is None:
-        problem = (
-            f"--monitor {monitor}: is a higher or a lower value better? give "
-            "--monitor_mode max or min"
-        )
-        if isinstance(model, BaseModule):  # nobody knows what other modules log
-            problem += ", or --monitor val/loss"
-        raise UserError(problem, status=2)
-    return mode
+        ) from error

@@ -5,8 +5,6 @@ lines: an indented tree with an error for each type that an argument allows. Onl
 file interprets messages of another package. test_cli.py tests it with real commands.
 """
 
-import inspect
-import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -16,6 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightbase.core.compat import arguments_of
 from lightbase.core.config_files import config_files, users_classes
 from lightbase.core.errors import did_you_mean
+from lightbase.core.parser import parser_of
 
 SYNONYMS = {
     "learning_rate": "model.lr",
@@ -162,18 +161,3 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
         elif text not in reason:
             reason += f" or {text.removeprefix('Expected ')}"
     return key, class_path, reason
-
-
-def parser_of(class_path: str) -> ArgumentParser:
-    """Return a parser of the arguments of a class or function, with their defaults. It
-    imports the class.
-
-    class_path: The import path of the class or function.
-    """
-    parser = ArgumentParser(exit_on_error=False, add_help=False)
-    class_or_function = pkgutil.resolve_name(class_path)
-    if inspect.isclass(class_or_function):
-        parser.add_class_arguments(class_or_function, fail_untyped=False)
-    else:
-        parser.add_function_arguments(class_or_function, fail_untyped=False)
-    return parser
