@@ -27,7 +27,8 @@ def choose_monitor(
     config: Any, model: LightningModule, data: LightningDataModule
 ) -> Monitor | None:
     """Return the metric for best.ckpt and early stopping, and print it. It is
-    --monitor, or by default the first metric of the model, or its loss if it has none.
+    --monitor, or by default the first metric of the model that can be compared, or its
+    loss if there is none.
 
     config: The settings of the run.
 
@@ -47,7 +48,7 @@ def choose_monitor(
     if name == "auto":
         name = None  # nobody knows what other modules log
         if isinstance(model, BaseModule):
-            name = f"val/{[*collection(model.metrics), 'loss'][0]}"
+            name = f"val/{first_comparable(model)}"
     if name is None and not reason:
         reason = "no --monitor"
     if reason:
@@ -63,6 +64,17 @@ def choose_monitor(
     order = "lowest" if mode == "min" else "highest"
     say(f"Best epoch: the one with the {order} {name}")
     return Monitor(name, mode)
+
+
+def first_comparable(model: BaseModule) -> str:
+    """Return the name of the first metric that is a number with a known direction, or
+    "loss". A matrix, a curve, or a value for each class cannot be compared."""
+    for name, metric in collection(model.metrics).items():
+        is_of_classes = str(vars(metric).get("average", "")).lower() == "none"
+        is_known = metric.higher_is_better is not None or better_by_name(name)
+        if is_known and not is_of_classes:
+            return name
+    return "loss"
 
 
 def why_unvalidated(
