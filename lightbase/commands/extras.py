@@ -54,7 +54,7 @@ def extra_callbacks(spec: RunSpec) -> list[Callback]:
         callbacks.append(StepTimer())
     if config.device_monitor:
         callbacks.append(DeviceMonitor())
-    return [*callbacks, progress(spec), StartCurves()]
+    return [*callbacks, EpochLines(), *progress_bar(spec), StartCurves()]
 
 
 def extra_checks() -> list[CheckpointCheck]:
@@ -62,13 +62,12 @@ def extra_checks() -> list[CheckpointCheck]:
     return [ValidatedWeights()]
 
 
-def progress(spec: RunSpec) -> Callback:
-    """Return the progress display of a run: a progress bar, or the printer of a line
-    for each epoch.
+def progress_bar(spec: RunSpec) -> list[Callback]:
+    """Return the progress bar of a run, in a list, or an empty list.
 
     --trainer.enable_progress_bar decides. Without this flag there is a bar in a
-    terminal and in a notebook. If --trainer.callbacks has another bar, only the lines
-    are added to it.
+    terminal and in a notebook. If --trainer.callbacks has another bar, there is only
+    that one.
 
     spec: The record of the run, after `build`.
     """
@@ -77,8 +76,8 @@ def progress(spec: RunSpec) -> Callback:
         is_wanted = sys.stdout.isatty() or is_interactive()
     configured = as_list(spec.trainer["callbacks"])
     if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
-        return TrainingProgressBar()
-    return EpochLines()
+        return [TrainingProgressBar()]
+    return []
 
 
 def advice_after(trainer: Any) -> str:
