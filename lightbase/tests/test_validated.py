@@ -5,12 +5,12 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import Callback
+from lightning.pytorch.callbacks import WeightAveraging
 from paths import script
 from written import checkpoint_file, refused
 
 ME = "--trainer.callbacks test_validated"
 LIGHTNING = "--trainer.callbacks lightning.pytorch.callbacks"
-ONE_EPOCH = "--trainer.max_epochs 1"
 
 
 @torch.no_grad()
@@ -22,12 +22,6 @@ def shrink(tensors):
 class AtEpochEnd(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         shrink([*pl_module.parameters()][-1:])
-
-
-class AtValidationEnd(Callback):
-    def on_validation_end(self, trainer, pl_module):
-        if not trainer.sanity_checking:
-            shrink(pl_module.parameters())
 
 
 class WhenSaved(Callback):
@@ -42,25 +36,9 @@ class ModuleShrinks(Classifier):
         shrink(self.parameters())
 
 
-class UsersAverage(Callback):
-    """Validates and saves a mean of the weights."""
-
-    def on_fit_start(self, trainer, pl_module):
-        self.mean = {name: x.clone() for name, x in pl_module.state_dict().items()}
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        for name, x in pl_module.state_dict().items():
-            self.mean[name].lerp_(x, 0.1)
-
-    def on_validation_start(self, trainer, pl_module):
-        self.trained = {name: x.clone() for name, x in pl_module.state_dict().items()}
-        pl_module.load_state_dict(self.mean)
-
-    def on_validation_end(self, trainer, pl_module):
-        pl_module.load_state_dict(self.trained)
-
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        checkpoint["state_dict"] = {name: x.clone() for name, x in self.mean.items()}
+class AveragesEpochs(WeightAveraging):
+    def should_update(self, step_idx=None, epoch_idx=None):
+        return epoch_idx is not None
 
 
 PRUNING = f"{LIGHTNING}.ModelPruning --trainer.callbacks.amount 0.5"
@@ -73,35 +51,30 @@ SHRINKS = "--model test_validated.ModuleShrinks"
     ("name", "flags"),
     [
         ("AtEpochEnd", f"{ME}.AtEpochEnd"),
-        ("WhenSaved", f"{ME}.WhenSaved --trainer.val_check_interval 5"),
+        (
+            "WhenSaved",
+            f"{ME}.WhenSaved --trainer.val_check_interval 5 --trainer.precision 64-true",
+        ),
         ("ModelPruning", PRUNING),
         # a callback that only stops is not named
         ("ModuleShrinks", f"{SHRINKS} {STOPPING}"),
-        pytest.param(
-            "AtValidationEnd", f"{ME}.AtValidationEnd", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "WhenSaved",
-            f"{ME}.WhenSaved --trainer.precision 64-true",
-            marks=pytest.mark.slow,
-        ),
+        # it validates weights before it averages
+        ("AveragesEpochs", f"{ME}.AveragesEpochs"),
     ],
 )
 def test_weights_that_change_after_their_validation_end_the_run(
     train, tmp_path, capsys, name, flags
 ):
-    run = lambda: train(ONE_EPOCH, flags)  # noqa: E731
+    run = lambda: train(flags)  # noqa: E731
     error = refused(capsys, tmp_path, run, status=1)
     assert f"{name} changes the weights between a validation and best.ckpt" in error
     assert "EarlyStopping" not in error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "allowed",
     [
         f"{LIGHTNING}.EMAWeightAveraging --trainer.callbacks.decay=0.9",
-        f"{ME}.UsersAverage",
         f"{ME}.AtEpochEnd --monitor null",
     ],
 )
