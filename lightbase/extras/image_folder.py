@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 OTHER_TESTS = {
-    "figures": ["test_prediction_figures.py", "test_report.py"],
+    "figures": ["test_prediction_figures.py"],
     "step_timer": ["test_step_timer.py", "test_advice.py"],
 }
 """The tests of the extras whose name does not tell it."""
