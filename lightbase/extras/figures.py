@@ -62,8 +62,7 @@ class PredictionFigures(Callback):
         empty if the batch does not fit the task.
 
     These attributes exist after `gather`:
-    columns: The kept samples of all processes, in the order of the data set. See
-        `columns_of`.
+    columns: The kept samples of all processes, see `columns_of`.
     indices: The positions of these samples in the data set, int64 (N,).
     """
 
@@ -150,7 +149,7 @@ class PredictionFigures(Callback):
         task = trainer.lightning_module.task
         try:
             self.gather()
-        except (IndexError, RuntimeError, ValueError):
+        except (RuntimeError, ValueError):
             values = "the outputs and targets in track"
             say(f"Pictures: none of predictions: {values} do not fit task {task}")
             self.data = None
@@ -160,14 +159,12 @@ class PredictionFigures(Callback):
         self.loader = None
 
     def gather(self) -> None:
-        """Collect the kept samples of all processes, and sort them in the order of the
-        data set. All processes must call this. Raise IndexError, RuntimeError or
-        ValueError in all processes if a batch does not fit the task, or has samples of
-        another shape."""
+        """Collect the kept samples of all processes. All processes must call this.
+        Raise RuntimeError or ValueError in all of them if a batch does not fit the
+        task, or has samples of another shape."""
         batches = chain(*gather(to_host(self.batches)))
-        columns = [torch.cat(column) for column in zip(*batches, strict=True)]
-        order = columns[0].argsort()
-        self.indices, *self.columns = [column[order] for column in columns]
+        columns = map(torch.cat, zip(*batches, strict=True))
+        self.indices, *self.columns = columns
 
     def images(self, rows: Tensor) -> Tensor:
         """Read the images of kept samples again. Return (len(rows), 3, H, W) in [0, 1].
@@ -242,6 +239,7 @@ def multiclass_figures(kept: PredictionFigures) -> dict[str, Figure]:
         if predicted[row] != true[row]:
             text += f"\nis {names[true[row]]:.9}"
         texts.append(text)
+    title += ", the worst first"
     figures["predictions"] = image_grid(kept.images(rows), texts, title)
     return figures
 
@@ -331,7 +329,7 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     margin = math.ceil(0.05 * images.shape[3])
     top = margin
     if texts:
-        top *= 7
+        top = math.ceil(0.35 * images.shape[3])
     # one picture: axes for each image would take a second to draw
     tiles = pad(images, (margin, margin, top, margin), value=1.0)
     height, width = tiles.shape[2:]

@@ -11,10 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-OTHER_TESTS = {
-    "figures": ["test_prediction_figures.py"],
-    "step_timer": ["test_step_timer.py", "test_advice.py"],
-}
+OTHER_TESTS = {"figures": ["test_prediction_figures.py"]}
 """The tests of the extras whose name does not tell it."""
 RESULTS = ast.Return | ast.Yield | ast.YieldFrom
 BLOCKS = ast.FunctionDef | ast.If | ast.For | ast.While | ast.With
