@@ -92,7 +92,7 @@ def test_each_phase_is_found_and_what_lies_between_steps_is_left_out(
     assert sorted(PHASES, key=lambda phase: float(table[phase])) == [*SLOW]
     assert all(float(table[phase]) >= 990 * delays_s[phase] for phase in SLOW)
     assert sum(timer.shares.values()) == pytest.approx(1)
-    assert "\nAdvice: Steps waited for data" in shown
+    assert "\nAdvice: Logging and callbacks took" in shown
 
 
 def test_it_rests_beside_another_profiler(train, capsys):
