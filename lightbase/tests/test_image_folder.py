@@ -109,7 +109,6 @@ def test_a_flat_folder_has_the_same_test_part_for_any_split_seed(photos, capsys)
     assert tested[0] == tested[1]
     assert "a fifth of each class is the test\n" in capsys.readouterr().out
 
-
     for folder in (photos, photos / "train"):
         data = attached(folder, num_folds=3, fold=0)  # the fold is the test set
         assert sizes(data) == [36, 4, 20]

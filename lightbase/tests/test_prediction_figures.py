@@ -1,6 +1,5 @@
 """The pictures of a run: their tags, what is in them, and that they change nothing."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -99,40 +98,6 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
         if wrong[i]:
             lines.append(f"is {data.classes[targets[i]]:.9}")
         assert text.splitlines() == lines
-
-
-class ByHand(Classifier):
-    """Manual optimisation with two optimizers: Lightning's global_step counts both."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        layers = [x for x in self.net.modules() if isinstance(x, torch.nn.Linear)]
-        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        self.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        for optimizer in self.optimizers():
-            optimizer.step()
-
-
-def test_with_two_optimizers_all_curves_and_pictures_count_batches(
-    train, tmp_path, capsys
-):
-    result = train(WATCHED, f"--model {HERE}.ByHand")
-    assert result["steps"] == 2 * 19
-    folder = tmp_path / "tiny" / "version_0"
-    found = curves(folder)
-    assert [step for step, _ in found["val/loss"]] == [18, 37]
-    assert found["train/loss"][-1][0] == 37
-    steps = picture_steps(folder)
-    assert steps["view/predictions/val"] == steps["watch/step_time/pie"] == [37]
-    share = re.search(r"  backward +([\d.]+)%", capsys.readouterr().out)
-    assert share
-    assert float(share[1]) > 0
 
 
 class SameMemory(Scale):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback
@@ -101,6 +102,22 @@ def test_it_rests_beside_another_profiler(train, capsys):
     shown = capsys.readouterr().out
     assert "Step timer: off beside the SimpleProfiler" in shown
     assert "Where the time of training went" not in shown
+
+
+class ByHand(Classifier):
+    """Lightning's profiler hears nothing of the backward of manual optimization."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        self.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+
+
+def test_the_backward_of_manual_optimization_is_timed(train):
+    train(FLAGS, f"--model {HERE}.ByHand --trainer.max_epochs 1")
+    assert Keep.timer.shares["backward"] > 0
 
 
 class StandInEvent:
