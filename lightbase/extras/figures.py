@@ -85,13 +85,17 @@ class PredictionFigures(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
-        if self.data and has_images(self.data) and trainer.global_step == 0:
+        if self.data is None:
+            return
+        if has_images(self.data) and trainer.global_step == 0:
             figure = input_figure(self.data, pl_module)
             log_figure(trainer, "view/inputs/train", figure)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to keep predictions if this validation, or the test, will be drawn."""
-        if not self.data or trainer.sanity_checking or pl_module.task not in FIGURES:
+        if self.data is None or trainer.sanity_checking:
+            return
+        if pl_module.task not in FIGURES:
             return
         epoch = trainer.current_epoch + 1
         if trainer.testing:
@@ -108,7 +112,7 @@ class PredictionFigures(Callback):
     ) -> None:
         """Keep copies of the outputs and targets that the step has given to `track`: a
         compiled network may write its next outputs into the same memory."""
-        if not self.loader:
+        if self.loader is None:
             return
         try:
             outputs, targets = pl_module.tracked
@@ -122,7 +126,7 @@ class PredictionFigures(Callback):
         positions = torch.arange(start, start + len(targets))
         indices = positions * trainer.world_size + trainer.global_rank
         kept = [indices, *columns]
-        if pl_module.task == "segmentation":
+        if pl_module.task == "segmentation":  # masks take much memory
             every = math.ceil(len(self.loader.dataset) / NUM_MASKS)
             kept = [column[indices % every == 0] for column in kept]
         self.batches.append([column.clone() for column in kept])
@@ -144,7 +148,7 @@ class PredictionFigures(Callback):
         """Draw what is kept, if anything is. All processes must call this; the first
         one draws. If the predictions do not fit the task, print a line, and draw no
         more predictions."""
-        if not self.loader:
+        if self.loader is None:
             return
         task = trainer.lightning_module.task
         try:
@@ -153,7 +157,7 @@ class PredictionFigures(Callback):
             values = "the outputs and targets in track"
             say(f"Pictures: none of predictions: {values} do not fit task {task}")
             self.data = None
-        if self.data and trainer.is_global_zero:
+        if self.data is not None and trainer.is_global_zero:
             for name, figure in FIGURES[task](self).items():
                 log_figure(trainer, f"view/{name}/{stage}", figure)
         self.loader = None
