@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule
 
-from lightbase.commands.extras import progress, register_strategies
+from lightbase.commands.extras import progress_bar, register_strategies
 from lightbase.core.build import make_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
@@ -39,10 +39,10 @@ def trainer_of(
     device is a UserError of two lines.
 
     spec: The record of the run. Its flags of the Trainer are used.
-    callbacks: The callbacks of the script. The progress display is added.
+    callbacks: The callbacks of the script. A progress bar is added.
     """
     register_strategies()
-    callbacks = [*callbacks, progress(spec)]
+    callbacks = [*callbacks, *progress_bar(spec)]
     trainer = make_trainer(
         spec, model, callbacks, logger=False, enable_checkpointing=False
     )

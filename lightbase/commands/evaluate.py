@@ -22,7 +22,7 @@ from lightbase.core.files import json_text
 from lightbase.core.tables import as_table
 from lightbase.core.testing import NO_TEST, run_test
 from lightbase.extras.dry_run import try_network
-from lightbase.extras.figures import ClassReport
+from lightbase.extras.report import ClassReport
 
 
 def main(args: arguments.Args = None) -> dict[str, Any]:

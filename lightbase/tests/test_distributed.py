@@ -233,9 +233,8 @@ def test_the_first_rank_watches_and_the_pictures_hold_the_samples_of_all(tmp_pat
         shown = run(folder, num_ranks, flags, "--data.batch_size", 32 // num_ranks)
         assert "".join(shown).count("Where the time of training went") == 1
         events = EventAccumulator(str(folder / RUN)).Reload()
-        assert events.Scalars("watch/device/memory_gib")
         tags = [tag for tag in events.Tags()["images"] if tag.startswith("view/")]
-        assert len(tags) >= 6
+        assert len(tags) == 5
         pictures.append([events.Images(tag)[0].encoded_image_string for tag in tags])
     assert pictures[0] == pictures[1]  # pixel for pixel, as nothing was learned
 

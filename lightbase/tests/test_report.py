@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -69,22 +68,23 @@ def test_labels_and_masks_have_their_scores(train, tmp_path, task):
         assert_scores(rows, (x & y).sum(0), y.sum(0), x.sum(0))
 
 
-def test_what_has_no_report_is_refused(train, tmp_path, capsys):
-    train(flags_of("regression"))
-    path = checkpoint_file(tmp_path / "tiny" / "version_0")
-    for folder, message in (
-        ([], "--report: Task predicts no classes"),
-        ([str(tmp_path / "below")], "below: there is no such folder"),
-    ):
-        command = [*argv("--ckpt_path", path, "--report"), *folder]
-        error = fails(capsys, 2, lambda words=command: evaluate(words))
-        assert message in error
-    assert not list(tmp_path.rglob("report.csv"))
-
-
-def test_a_misfit_is_named(train, tmp_path, capsys):
-    train(flags_of("text"), "--model.task", "multiclass")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (flags_of("regression"), "--report: Task predicts no classes"),
+        (
+            f"{flags_of('text')} --model.task multiclass",
+            "what test_step gives track does not fit task multiclass",
+        ),
+    ],
+    ids=["regression", "misfit"],
+)
+def test_what_has_no_report_is_refused(train, tmp_path, capsys, flags, message):
+    train(flags)
     path = checkpoint_file(tmp_path / "tiny" / "version_0")
     command = argv("--ckpt_path", path, "--report")
-    error: Any = fails(capsys, 2, lambda: evaluate(command))
-    assert "what test_step gives track does not fit task multiclass" in error
+    assert message in fails(capsys, 2, lambda: evaluate(command))
+    command.append(str(tmp_path / "below"))
+    error = fails(capsys, 2, lambda: evaluate(command))
+    assert "below: there is no such folder" in error
+    assert not list(tmp_path.rglob("report.csv"))
