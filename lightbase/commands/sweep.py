@@ -169,15 +169,15 @@ def print_means(sweep: Sweep) -> None:
     results = {run.results["name"]: run.results for run in find_runs(sweep.folder, [])}
     groups: Any = defaultdict(list)
     for trial in sweep.study.get_trials(states=[TrialState.COMPLETE]):
-        values = {k: v for k, v in trial.params.items() if k not in REPEATS}
-        groups[tuple(values.items())].append(results[name_of(trial.number)])
+        values = tuple((k, v) for k, v in trial.params.items() if k not in REPEATS)
+        for metric, number in results[name_of(trial.number)].items():
+            if metric.startswith(("best ", "test/")):
+                groups[values, metric].append(number)
     rows = []
-    for values, group in groups.items():
-        for metric in group[0]:
-            if metric.startswith(("best ", "test/")) and len(group) > 1:
-                numbers = np.array([result.get(metric) for result in group], float)
-                row = {"metric": metric, "n": len(group)}
-                row |= {"mean": numbers.mean(), "spread": numbers.std(ddof=1)}
-                rows.append(dict(values) | row)
+    for (values, metric), numbers in groups.items():
+        if len(numbers) > 1:
+            array = np.array(numbers, float)  # NaN for None
+            row = {"metric": metric, "n": len(array), "mean": array.mean()}
+            rows.append(dict(values) | row | {"spread": array.std(ddof=1)})
     if rows:
         print_table(rows)
