@@ -99,40 +99,51 @@ class StepClock(Callback):
         self.mark(trainer.global_step)
 
 
-def flags_of(part: str, num_steps: int) -> list[str]:
-    """Return the flags of train.py that all contestants share: a shipped YAML, with
-    generated images in place of its data.
+def load(part: str, num_steps: int, root: str) -> Any:
+    """Return the record, the model and the data of a shipped YAML, with generated
+    images in place of its data.
 
     part: A key of EXPERIMENTS.
     num_steps: The number of training batches of BATCH_SIZE images.
+    root: The folder for the runs.
     """
     config, image_shape = EXPERIMENTS[part]
-    return [
+    flags = [
         f"--config={CONFIGS / config}",
         "--data=project.data.synthetic.SyntheticImages",
         f"--data.image_shape={image_shape}",
         f"--data.num_train={BATCH_SIZE * num_steps}",
         f"--data.num_test={BATCH_SIZE}",
         "--data.val_fraction=0",  # all generated images train
+        f"--trainer.default_root_dir={root}",
+        "--trainer.max_epochs=1",
+        "--trainer.limit_val_batches=0",
+        "--trainer.limit_test_batches=0",
+        "--trainer.enable_progress_bar=true",
     ]
+    return parse(flags)
 
 
-def tutorial(flags: list[str], clock: StepClock) -> None:
+def tutorial(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train with the loop of PyTorch's tutorial."""
-    _, model, data = parse(flags)
     batches = DataLoader(SingleImages(*data.load("train")), BATCH_SIZE, shuffle=True)
     train_by_hand(model, batches, torch.contiguous_format, clock)
 
 
-def raw(flags: list[str], clock: StepClock) -> None:
+def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train with a fast loop: it makes the batches on the device, has a fused optimizer
     and the memory layout channels_last, and logs nothing."""
-    spec, model, data = parse(flags)
     images, targets = (tensor.to(device()) for tensor in data.load("train"))
     indices = torch.randperm(len(images), device=device()).split(BATCH_SIZE)
     batches = ((data.normalize(images[index]), targets[index]) for index in indices)
     with cpu_threads(spec.config.num_threads):
         train_by_hand(model, batches, torch.channels_last, clock, fused=True)
+
+
+def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Train as scripts/train.py does, with logs, checkpoints and the progress bar."""
+    spec.trainer["callbacks"] = [clock]
+    train(spec, model, data)
 
 
 def train_by_hand(
@@ -167,23 +178,7 @@ def device() -> torch.device:
     return accelerator or torch.device("cpu")
 
 
-def ours(flags: list[str], clock: StepClock) -> None:
-    """Train as scripts/train.py does, with logs, checkpoints and the progress bar, in a
-    temporary folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = [
-            f"--trainer.default_root_dir={folder}",
-            "--trainer.max_epochs=1",
-            "--trainer.limit_val_batches=0",
-            "--trainer.limit_test_batches=0",
-            "--trainer.enable_progress_bar=true",
-        ]
-        spec, model, data = parse([*flags, *options])
-        spec.trainer["callbacks"] = [clock]
-        train(spec, model, data)
-
-
-CONTESTANTS = {"tutorial": tutorial, "raw": raw, "ours": ours}
+CONTESTANTS: dict[str, Any] = {"tutorial": tutorial, "raw": raw, "ours": ours}
 """{name: function}. Each function trains one epoch."""
 
 
@@ -195,11 +190,14 @@ def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
     num_steps: The first step is not counted.
     """
     times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    with contextlib.redirect_stdout(io.StringIO()):
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        tempfile.TemporaryDirectory() as root,
+    ):
         for _ in range(rounds):
             for name, contestant in CONTESTANTS.items():
                 clock = StepClock(num_steps + 1)
-                contestant(flags_of(part, num_steps + 1), clock)
+                contestant(*load(part, num_steps + 1, root), clock)
                 start, end = clock.times
                 times[name].append(100 * (end - start) / num_steps)
     return times

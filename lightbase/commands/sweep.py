@@ -170,7 +170,7 @@ def print_means(sweep: Sweep) -> None:
     groups: Any = defaultdict(list)
     for trial in sweep.study.get_trials(states=[TrialState.COMPLETE]):
         values = tuple((k, v) for k, v in trial.params.items() if k not in REPEATS)
-        for metric, number in results[name_of(trial.number)].items():
+        for metric, number in results.get(name_of(trial.number), {}).items():
             if metric.startswith(("best ", "test/")):
                 groups[values, metric].append(number)
     rows = []

@@ -8,8 +8,6 @@ import pytest
 import torch
 from pages import REPO, text_of
 
-from lightbase.commands.train import parse
-
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -32,7 +30,7 @@ def test_it_compares(
 
 
 def test_all_contestants_train_on_the_same_images(benchmark: Any) -> None:
-    _, _, data = parse(benchmark.flags_of("mnist", 2))
+    _, _, data = benchmark.load("mnist", 2, "logs")
     images, targets = data.load("train")
     theirs = torch.stack([x for x, _ in benchmark.SingleImages(images, targets)])
     torch.testing.assert_close(theirs, data.normalize(images))
