@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.commands import arguments
 from lightbase.commands.script import short_errors
@@ -19,7 +20,7 @@ from lightbase.core.checks import dry_run
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, first_line
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
@@ -69,7 +70,10 @@ def main(args: arguments.Args = None) -> list[str]:
             num_sanity_val_steps=0,
             check_val_every_n_epoch=1_000_000,
         )
-        trainer.fit(model, data)
+        try:
+            trainer.fit(model, data)
+        except MisconfigurationException as error:
+            raise UserError(first_line(error), "see --find") from error
         suggested = []
         if "batch_size" in finders:
             size = finders["batch_size"].optimal_batch_size

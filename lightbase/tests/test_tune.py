@@ -96,9 +96,12 @@ class LitNet(BoringModel):
 def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, capsys):
     flags = f"--trainer.accelerator {ACCELERATOR} --trainer.default_root_dir {tmp_path}"
     boring = "lightning.pytorch.demos.boring_classes.Boring"
-    flags += f" --find lr --max_lr 300 --data {boring}DataModule --model "
-    flag, _ = tune.main(f"{flags} test_tune.LitNet".split())
+    flags += f" --max_lr 300 --data {boring}DataModule --model "
+    lit = f"{flags} test_tune.LitNet --find".split()
+    flag, _ = tune.main([*lit, "lr"])
     assert flag == "--model.learning_rate"
     capsys.readouterr()
+    error = fails(capsys, 1, lambda: tune.main([*lit, "batch_size"]))
+    assert "batch_size not found" in error
     error = fails(capsys, 1, lambda: tune.main(f"{flags} {boring}Model".split()))
     assert "there is no model.lr or model.learning_rate" in error
