@@ -11,7 +11,6 @@ from lightning import Callback
 
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
-from lightbase.commands.runs import as_text
 from lightbase.commands.script import short_errors
 from lightbase.core.callbacks import StopOnSignal, end_with_parent, leave
 from lightbase.core.checks import try_network
@@ -57,10 +56,8 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
         leave(trainer)
         if not metrics:
             raise UserError(NO_TEST)
-    rows = [("metric", "value")]
-    for name in sorted(metrics, key=is_of_class):
-        rows.append((name, as_text(metrics[name], name)))
-    lines = as_table(rows)
+    names = sorted(metrics, key=is_of_class)
+    lines = as_table([("metric", "value"), *[(name, metrics[name]) for name in names]])
     if report is not None:
         lines += report.lines
     say("\n".join([*lines, json_text(metrics)]))

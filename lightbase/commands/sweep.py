@@ -12,7 +12,7 @@ import numpy as np
 from optuna.trial import TrialState
 
 from lightbase.commands import arguments
-from lightbase.commands.runs import Row, as_text, find_runs, print_table
+from lightbase.commands.runs import Row, find_runs, print_table, short_text
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse, train
 from lightbase.core.checks import choose_monitor, load_data
@@ -65,7 +65,7 @@ def main(args: arguments.Args = None) -> Trials:
         try:
             for name in sweep.train_trials(num_trials, train_run):
                 row = as_row(sweep, name).items()
-                say(", ".join(f"{key} {as_text(value, key)}" for key, value in row))
+                say(", ".join(f"{key} {short_text(value)}" for key, value in row))
         except Stopped as stopped:
             stopped.hint = "; the same command continues"
             raise

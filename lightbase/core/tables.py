@@ -31,20 +31,23 @@ def as_csv(rows: Table) -> str:
     return text.getvalue()
 
 
-def cell_text(cell: object) -> str:
-    """Return a cell of a table for the terminal. Floats have four decimals."""
+def as_text(cell: object) -> str:
+    """Return a cell of a table for the terminal: floats have four significant digits,
+    and None is "-"."""
+    if cell is None:
+        return "-"
     if isinstance(cell, float):
-        return f"{cell:.4f}"
+        return f"{cell:.4g}"
     return printable(str(cell))
 
 
 def as_table(rows: Table) -> list[str]:
-    """Return the lines of a table with aligned columns, for the terminal. Floats have
-    four decimals.
+    """Return the lines of a table with aligned columns, for the terminal. See `as_text`
+    for the cells.
 
     rows: The names of the columns are the first row. All rows have the same length.
     """
-    texts = [list(map(cell_text, row)) for row in rows]
+    texts = [list(map(as_text, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = []
     for words in texts:
