@@ -65,18 +65,16 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
 
 
 def report_folder(typed: str, checkpoint: Path) -> Path:
-    """Return the folder for --report.
+    """Return the folder for --report, which is made if it is missing.
 
     typed: The value of the flag. If it is empty, the report goes to the run's folder,
         or beside a checkpoint that lies in no run.
     checkpoint: The path of the checkpoint.
-    Raise UserError if there is no such folder.
     """
-    folder = Path(typed)
-    if not typed:
-        folder = checkpoint.absolute().parent
-        if folder.name == "checkpoints":
-            folder = folder.parent
-    if not folder.is_dir():
-        raise UserError(f"--report {folder}: there is no such folder", status=2)
+    folder = checkpoint.absolute().parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    if typed:
+        folder = Path(typed)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
