@@ -13,11 +13,9 @@ from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
 from lightbase.commands.script import short_errors
 from lightbase.core.callbacks import StopOnSignal, end_with_parent, leave
-from lightbase.core.checks import try_network
 from lightbase.core.curves import is_of_class
-from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import describe_devices
-from lightbase.core.errors import UserError, rank, say
+from lightbase.core.errors import UserError, say
 from lightbase.core.files import json_text
 from lightbase.core.tables import as_table
 from lightbase.core.testing import NO_TEST, run_test
@@ -26,10 +24,6 @@ from lightbase.extras.figures import ClassReport
 
 def main(args: arguments.Args = None) -> dict[str, Any]:
     """Test the checkpoint, and print the metrics as a table and as JSON.
-
-    Before the test, the network tries two samples. If they do not fit, the error has
-    two lines. The settings of the run may have switched this off (--try_network false),
-    and a plain LightningDataModule is not tried.
 
     args: The arguments of the script.
     Return the metrics by name, such as test/acc.
@@ -47,11 +41,6 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
             callbacks.append(report)
         with trainer_of(spec, model, callbacks) as trainer:
             say(describe_devices(trainer))
-            if rank() == 0 and isinstance(data, BaseDataModule):
-                data.prepare_data()
-                data.setup("test")
-                if spec.config.try_network and "test" in data.splits:
-                    try_network(model, data, spec.config.trainer, "test")
             metrics = run_test(trainer, model, data, None)
         leave(trainer)
         if not metrics:
