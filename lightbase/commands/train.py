@@ -94,8 +94,11 @@ def check_model_alone(line: CommandLine) -> None:
 
 
 def say_default() -> None:
-    """Print which experiment trains."""
-    say(f"No --config given, so this is {relative_to_cwd(default_experiment())}")
+    """Print which experiment trains, with the comment in its first line."""
+    file = default_experiment()
+    with file.open(encoding="utf-8") as lines:
+        comment = lines.readline().strip().lstrip("# ")
+    say(f"No --config given, so this is {relative_to_cwd(file)}: {comment}")
     say("for another one: python scripts/train.py --config configs/NAME.yaml")
 
 
