@@ -1,6 +1,5 @@
 """The network whose first layer is computed from the data."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,15 +91,3 @@ def test_the_callback_whitens_before_a_new_training_only(tmp_path, classifier) -
     others = synthetic((3, 32, 32), 4, num_train=90, num_test=20)
     assert torch.equal(trained(others, weights=file), first)
     assert torch.equal(trained(others, ckpt_path=file), first)
-
-
-def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(
-    monkeypatch: pytest.MonkeyPatch, classifier: Any
-) -> None:
-    net = WhitenedCNN(10)
-    strategy = SimpleNamespace(root_device=torch.device("cuda"))
-    trainer = SimpleNamespace(strategy=strategy)
-    monkeypatch.setattr(classifier, "trainer", trainer, raising=False)
-    classifier(net, num_classes=10).prepare_net(trains=False)
-    for weight in (net.whiten.weight, net.blocks[0].conv1.weight):
-        assert weight.is_contiguous(memory_format=torch.channels_last)
