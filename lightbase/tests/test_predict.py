@@ -19,9 +19,10 @@ from tasks import flags_of, outputs_of
 from torch import Tensor
 from written import checkpoint_file
 
+from lightbase.commands.predict import Collector
 from lightbase.core.errors import UserError
 from lightbase.core.load import load_run
-from lightbase.extras.predict import true_columns
+from lightbase.extras.predict import true_columns, write_arrays
 
 STRIPES = [f"stripes_{i}" for i in range(4)]
 SEES = "--trainer.max_epochs 1 --model test_predict.Sees --trainer.precision"
@@ -123,17 +124,17 @@ def test_a_table_agrees_with_the_network(ckpt, tmp_path, capsys):
     with torch.no_grad():
         expected = model.eval()(data.normalize(inputs)).softmax(1)
     highest, order = expected.topk(2)
-    flags = (tmp_path / "x.csv", "--top_k", 2, "--probabilities")
-    rows = rows_of(ckpt, *flags)
     Image.fromarray(inputs[0].permute(1, 2, 0).numpy()).save(tmp_path / "0.png")
+    flags = (tmp_path / "x.csv", "--top_k", 2, "--probabilities")
     (of_file,) = rows_of(ckpt, *flags, tmp_path / "0.png")
+    rows = rows_of(ckpt, *flags)
+    assert len(rows) == len(inputs)
     assert of_file["class_2"] == rows[0]["class_2"]
     for i, row in enumerate(rows):
-        assert row.pop("sample") == str(i)
         names = [row.pop(name) for name in ("true", "class", "class_2")]
         assert names == [STRIPES[j] for j in (targets[i], *order[i])]
         values = [float(value) for value in row.values()]
-        right = [*highest[i].tolist(), *expected[i].tolist()]
+        right = [i, *highest[i].tolist(), *expected[i].tolist()]
         assert values == pytest.approx(right, abs=1e-4)
     error = fails(capsys, 2, lambda: predict([*ckpt, "--top_k", "5"]))
     assert "--top_k 5: there are 4 classes" in error
@@ -152,6 +153,16 @@ def test_a_plain_module_and_plain_data(tmp_path, capsys):
     assert arrays["prediction"].shape == (32, 2)
     error = fails(capsys, 2, lambda: predict([*ckpt, "black.png"]))
     assert "files need a BaseDataModule, which PlainImages is not" in error
+
+
+def test_the_outputs_of_a_detector_may_differ_in_length(tmp_path) -> None:
+    collector = Collector(has_masks=False)
+    for num in (1, 2):
+        boxes = {"boxes": torch.zeros(num, 4)}
+        collector.on_predict_batch_end(None, None, [boxes], None)
+    write_arrays(tmp_path / "x.npz", ["a", "b"], collector.outputs)
+    with np.load(tmp_path / "x.npz") as arrays:
+        assert [arrays[f"boxes.{i}"].shape for i in range(2)] == [(1, 4), (2, 4)]
 
 
 def test_a_sample_without_a_label_has_its_number() -> None:
