@@ -97,7 +97,7 @@ def read_run(root: Path, folder: Path) -> RunInfo:
         progress = read_file(folder / "progress.json")
         metrics = read_file(folder / "metrics.json")
         latest = progress | metrics
-        if latest:
+        if "train_seconds" in latest:
             minutes = round(latest["train_seconds"] / 60, 2)
             results |= {"epochs": latest["epochs"], "minutes": minutes}
     except DAMAGES as error:
