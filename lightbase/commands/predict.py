@@ -40,9 +40,6 @@ from lightbase.extras.predict import (
 )
 
 BATCH_SIZE = 256  # of files
-NO_ROWS = (
-    "predict_step has to return tensors, in a dict or tuple, with a row for each input"
-)
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
@@ -86,7 +83,8 @@ def main(args: arguments.Args = None) -> None:
             # the Trainer has left out the batches after a limit
             names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
-            raise UserError(f"{NO_ROWS}; there are {len(names)} inputs")
+            problem = f"predict_step has no row for each of the {len(names)} inputs"
+            raise UserError(problem, "return tensors (N, ...), also in a dict or tuple")
         if is_npz:
             write_arrays(options.output, names, outputs)
         elif has_masks:

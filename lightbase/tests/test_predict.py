@@ -165,6 +165,17 @@ def test_the_outputs_of_a_detector_may_differ_in_length(tmp_path) -> None:
         assert [arrays[f"boxes.{i}"].shape for i in range(2)] == [(1, 4), (2, 4)]
 
 
+class Mean(Sees):
+    def predict_step(self, batch, batch_idx: int):
+        return super().predict_step(batch, batch_idx).mean(0)
+
+
+def test_a_row_for_each_input_is_needed(train, tmp_path, capsys) -> None:
+    train("--model test_predict.Mean --trainer.max_epochs 1")
+    error = fails(capsys, 1, lambda: predict(best_of(tmp_path)))
+    assert "predict_step has no row for each of the 75 inputs" in error
+
+
 def test_a_sample_without_a_label_has_its_number() -> None:
     data = Given((torch.zeros(3, 2), torch.zeros(3)), classes=("cat", "dog"))
     true = [*torch.tensor([0, -1, -100, 1, 2])]
