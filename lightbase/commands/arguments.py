@@ -258,7 +258,13 @@ def predict() -> ScriptParser:
         help="the set without files",
     )
     add("--output", type=output_file, help="FILE.csv, FILE.npz, or a folder for masks")
-    add("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
+    add(
+        "--top_k",
+        type=PositiveInt,
+        metavar="K",
+        default=1,
+        help="the K likeliest classes",
+    )
     add("--probabilities", action="store_true", help="a column for each class")
     add("--threshold", type=float, default=0.5, help="of a label's probability")
     add("files", type=Path, nargs="*", help="files, or folders of images")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightbase.commands import arguments
-from lightbase.commands.runs import Row, as_text, find_runs, print_table
+from lightbase.commands.runs import Row, find_runs, print_table, short_text
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse, train
 from lightbase.core.compat import quiet_lightning
@@ -66,7 +66,7 @@ def main(args: arguments.Args = None) -> Study:
         try:
             for trial in sweep.train_trials(train_run):
                 row = as_row(sweep, trial).items()
-                say(", ".join(f"{key} {as_text(value, key)}" for key, value in row))
+                say(", ".join(f"{key} {short_text(value)}" for key, value in row))
         except Stopped as stopped:
             stopped.hint = "; the same command continues"
             raise
