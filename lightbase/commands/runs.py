@@ -23,7 +23,7 @@ import yaml
 
 from lightbase.commands.arguments import Args, ScriptParser, output_file
 from lightbase.commands.script import short_errors
-from lightbase.core.config_files import checked
+from lightbase.core.config_files import check_finite
 from lightbase.core.errors import UserError, did_you_mean, printable
 from lightbase.core.files import read_text, relative_to_cwd, write_whole
 from lightbase.core.folder import is_running
@@ -124,7 +124,8 @@ def read_file(path: Path) -> Row:
             loader: Any = LOADER
             if len(text) > LARGEST_FOR_C:
                 loader = yaml.SafeLoader
-            content = checked(yaml.load(text, loader))
+            content = yaml.load(text, loader)
+            check_finite(content)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError):

@@ -4,6 +4,7 @@ Read `read_config` first. The classes are found by searching the source code as 
 the messages of errors and --help list them, and need not import torch for that.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,10 @@ from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
-MAX_VALUES = 100_000
-"""Far above the number of values in any config that a person writes."""
 CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
 """A class at the top level of a file: its name and its base classes."""
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
-
-
-REMOVED = {"steps_per_execution": 1}
-"""{setting of an earlier version that changed no result: its default}"""
 
 
 def read_no_base_60(loader: Any) -> None:
@@ -59,15 +54,14 @@ read_no_base_60(ConfigLoader)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of a config file, with today's import paths and without the
-    settings in `REMOVED`.
+    """Return the content of a config file.
 
     Types of values are not checked here, and keys need not exist: the parser does this.
-    Raises UserError for a file that is missing, unreadable, empty or no mapping, and
-    for a setting in `REMOVED` that has another value than its default.
+    Raises UserError for a file that is missing, unreadable, empty or no mapping.
     """
     try:
-        content = checked(yaml.load(read_text(path), ConfigLoader))
+        content: dict[str, Any] = yaml.load(read_text(path), ConfigLoader)
+        check_finite(content)
     except OSError as error:
         near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
@@ -79,32 +73,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
-    for key, default in REMOVED.items():
-        if content.pop(key, None) not in (None, default):
-            problem = f"config {path}: {key} is no setting of this version"
-            raise UserError(problem, "leave it out; it changed no result", 2)
-    return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
+    return content
 
 
-def checked(config: Any) -> Any:
-    """Return the config unchanged. Raise ValueError if it has more than `MAX_VALUES`
-    values.
-
-    YAML allows this in a few lines. An alias inside its anchor makes levels without
-    end, and aliases of aliases make billions of values.
-    """
-    waiting = [config]
-    num_values = 0
-    while waiting:
-        value = waiting.pop()
-        num_values += 1
-        if num_values > MAX_VALUES:
-            raise ValueError(f"more than {MAX_VALUES:,} values")
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list | tuple):
-            waiting += value
-    return config
+def check_finite(config: Any) -> None:
+    """Raise ValueError for a config that holds itself, and so has no end. An alias of
+    YAML can make one, as in `a: &a [*a]`."""
+    json.dumps(config, default=str, skipkeys=True)
 
 
 def renamed(config: Any, package: str, key: str = "") -> Any:
@@ -113,19 +88,18 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
 
     package: The name of the user's package when the config was written.
     key: The key of `config`, which is one value of a larger config. Only the values of
-        `IMPORT_PATH_KEYS` and the texts in lists can be import paths.
+        `IMPORT_PATH_KEYS` can be import paths.
     """
     if isinstance(config, dict):
         return {
             name: renamed(value, package, str(name)) for name, value in config.items()
         }
     if isinstance(config, list):
-        return [renamed(value, package, "class_path") for value in config]
+        return [renamed(value, package) for value in config]
     if config == "lightbase.Features":  # in version 0.3 it was part of the library
         return f"{PROJECT.package}.data.features.Features"
-    is_path = isinstance(config, str) and key in IMPORT_PATH_KEYS
-    if is_path and config.startswith(f"{package}."):
-        return PROJECT.package + config.removeprefix(package)
+    if key in IMPORT_PATH_KEYS and str(config).startswith(f"{package}."):
+        return PROJECT.package + str(config).removeprefix(package)
     return config
 
 

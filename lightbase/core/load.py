@@ -15,7 +15,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.core.build import build
 from lightbase.core.checkpoint import load_checked
-from lightbase.core.config_files import REMOVED, checked, renamed
+from lightbase.core.config_files import check_finite, renamed
 from lightbase.core.data import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd
@@ -58,7 +58,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "version can read it"
         )
     check_form(checkpoint, path)
-    for key in ("config", *REMOVED):  # the flag --config would read a file
+    # --config would read a file; a run of version 0.3 may have the other one
+    for key in ("config", "steps_per_execution"):
         config.pop(key, None)
     checkpoint["config"] = renamed(config, checkpoint["package"])
     return checkpoint
@@ -68,7 +69,7 @@ def is_config(config: Any) -> bool:
     """Return whether a value has the form of the config that train.py saves: a dict
     with trainer, model and data, and a class path in the last two."""
     try:
-        checked(config)
+        check_finite(config)
         check_like(config, CONFIG, "the config")
     except ValueError:
         return False

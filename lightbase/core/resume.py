@@ -79,6 +79,7 @@ MAY_CHANGE = {
 }
 """Settings that a resume may change, with all settings below them. All others must
 stay."""
+TRUE = ("true", "True")
 NOT_IN_EPOCH = ("trainer.devices", "trainer.num_nodes")
 """Settings that may change between two epochs only: they decide which process gets
 which batch."""
@@ -128,7 +129,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     ckpt_path = line.place("ckpt_path")
     if ckpt_path is None and is_restarted(line):
         ckpt_path = "last"
-    if ckpt_path is None or line.names("print_config"):
+    if ckpt_path is None or line.place("print_config") in TRUE:
         return None
     name, root = line.place("name"), line.place("trainer.default_root_dir")
     path = Path(ckpt_path)
@@ -138,7 +139,7 @@ def find_restart(line: CommandLine) -> Restart | None:
         path = newest_checkpoint(ckpt_path, Path(root or PROJECT.logs) / name)
     if ckpt_path == "last":
         folder = path.parent.parent
-    is_trusted = line.place("trust_checkpoint") in ("true", "True")
+    is_trusted = line.place("trust_checkpoint") in TRUE
     if path.exists() and not is_own(path, root) and not is_trusted:
         raise UserError(
             f"{path} is not in your folder of runs: only your own trainings are "
