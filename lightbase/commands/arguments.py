@@ -65,29 +65,18 @@ def help_text(script: str) -> str:
 
 def help_of_train() -> str:
     """Return the text for --help of train.py: help/train.txt, with the YAML files and
-    the classes of the project filled in.
+    the bare names of the classes of the project filled in.
 
-    The classes are read from the source code, because an import of them would import
-    torch. The text of the base classes tells what a class is. A class is not listed if
-    this text does not tell, as for a class of the project.
+    The names are read from the source code, because an import would import torch.
     """
-    networks, data, models = [], [], []
-    for path, bases in users_classes():
-        if bases.endswith("nn.Module"):
-            networks.append(path)
-        elif bases.endswith("DataModule"):
-            data.append(path)
-        elif bases in ("BaseModule", "LightningModule"):
-            models.append(path)
     default = "Give --config FILE, or --model CLASS and --data CLASS."
     if PROJECT.default_config.is_file():
         default = "Without flags the experiment is\nconfigs/default.yaml."
+    classes = [path.rpartition(".")[2] for path in users_classes()]
     return help_text("train").format(
         default=default,
         configs=in_column([*config_files(PROJECT.configs)]),
-        networks=in_column(networks),
-        data=in_column(data),
-        models=in_column(models),
+        classes=in_column(classes),
     )
 
 

@@ -16,8 +16,8 @@ from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
-CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
-"""A class at the top level of a file: its name and its base classes."""
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
+"""The name of a class at the top level of a file."""
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
@@ -110,15 +110,15 @@ def config_files(folder: Path) -> dict[str, str]:
     return {file.stem: relative_to_cwd(file) for file in files}
 
 
-def users_classes() -> list[tuple[str, str]]:
-    """Return (import path, base classes as text) for each class in the user's package.
-    No file is imported. Classes inside other classes or functions are left out."""
+def users_classes() -> list[str]:
+    """Return the import path of each class in the user's package. No file is imported.
+    Classes inside other classes or functions are left out."""
     classes = []
     for file in sorted((PROJECT.root / PROJECT.package).rglob("*.py")):
         path = file.relative_to(PROJECT.root).with_suffix("")
         module = ".".join(path.parts).removesuffix(".__init__")
-        for name, bases in CLASS.findall(file.read_text("utf-8", "replace")):
-            classes.append((f"{module}.{name}", bases))
+        for name in CLASS.findall(file.read_text("utf-8", "replace")):
+            classes.append(f"{module}.{name}")
     return classes
 
 
@@ -129,7 +129,7 @@ def path_of_class(name: str) -> str:
     name. Any other text is returned unchanged.
     """
     if name[:1].isupper():
-        paths = [path for path, _ in users_classes() if path.endswith(f".{name}")]
+        paths = [path for path in users_classes() if path.endswith(f".{name}")]
         if len(paths) == 1:
             return paths[0]
     return name

@@ -8,20 +8,16 @@ file interprets messages of another package. test_cli.py tests it with real comm
 import inspect
 import pkgutil
 import re
-import sys
-from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lightbase.core.compat import arguments_of
-from lightbase.core.config_files import config_files, users_classes
+from lightbase.core.config_files import users_classes
 from lightbase.core.errors import did_you_mean
 
 SYNONYMS = {
     "learning_rate": "model.lr",
     "epochs": "trainer.max_epochs",
-    "num_epochs": "trainer.max_epochs",
-    "workers": "data.num_workers",
     "gpus": "trainer.devices",
     "resume": "ckpt_path",
     "seed": "seed_everything",
@@ -29,11 +25,6 @@ SYNONYMS = {
     "weight_decay": "model.optimizer_args.weight_decay",
 }
 """{word that is typed instead: the setting that has this meaning here}"""
-CALLABLES = {
-    "optimizer.params": "OptimizerCallable",
-    "scheduler.optimizer": "LRSchedulerCallable",
-}
-"""{argument that only the module can give: type for the module's argument}"""
 NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
 """Beginnings of lines that do not help: two types of a union that are seldom meant, and
 the value, which `explain` reads separately."""
@@ -51,8 +42,7 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     if message.lower().startswith("unrecognized arguments: "):
         word = message.split()[2].partition("=")[0]
         if not word.startswith("-"):
-            near = did_you_mean(word, config_files(Path()), "--config ")
-            return f"unknown argument {word!r}{near}"
+            return f"unknown argument {word!r}; a config file needs --config"
         classes = {
             "data": config.get("data.class_path"),
             "model.net": config.get("model.init_args.net.class_path"),
@@ -70,10 +60,8 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         near = meant(unknown, parser, {key: class_path})
         return f"unknown key {unknown}{near}"
     reason = in_plain_words(reason, class_path)
-    for ending, type_name in CALLABLES.items():
-        if key.endswith(ending):
-            reason = f"annotate this argument as lightning.pytorch.cli.{type_name}"
-            return f"{key.rpartition('.')[0]}: {reason}"
+    if key.endswith("optimizer.params"):  # which only the module can give
+        return f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
@@ -92,16 +80,12 @@ def in_plain_words(reason: str, class_path: str) -> str:
     class_path: The class that the error is about, or "".
     """
     if reason.startswith(("module ", "No module named ")):
-        module, _, name = class_path.rpartition(".")
-        if module in sys.modules:
-            reason += did_you_mean(name, dir(sys.modules[module]))
-        else:
-            reason += did_you_mean(module, sorted(sys.modules))
+        reason += did_you_mean(class_path, users_classes())
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
     if path := re.search(r"Expected a dot import path string: (\S+)", reason):
-        paths = {path.rpartition(".")[2]: path for path, _ in users_classes()}
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
         reason += did_you_mean(path[1], paths)
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):

@@ -31,7 +31,7 @@ WRONG_FLAGS = """
 --model.net.size [1] | model.net.size | sizes?
 --modle.lr 1 | --modle.lr | --model.lr?
 --model.parameter_groups.layers.1.lr 0.1 | model.parameter_groups: | dict
-stray | unknown argument 'stray'
+stray | unknown argument 'stray'; a config file needs --config
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
 --data lightbase.BaseDataModule | BaseDataModule has no method load
@@ -278,7 +278,7 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
 
 # a command without torch, and what it prints
 AT_ONCE = """
-train --help | --model.lr 0.01 | example.data.discs.Discs | --trainer.max_epochs
+train --help | --model.lr 0.01 | Discs | --trainer.max_epochs
 evaluate | required: --ckpt_path
 predict --help | --threshold
 export --ckpt_path x | --ckpt_path x: no such file
