@@ -242,7 +242,7 @@ def main(args: arguments.Args = None) -> None:
 
     args: The arguments of the script.
     """
-    options, _ = arguments.benchmark().read(args)
+    options = arguments.benchmark().parse_args(args)
     quiet_lightning()
     reference = Reference("mnist", 2)
     measure(reference, 1)  # warm-up

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from paths import HERE, Trained, fails, script
+from paths import HERE, TINY, Trained, fails, script
 from PIL import Image
 from written import checkpoint_file, equal, weights
 
-from lightbase.commands.arguments import checkpoint_file as named_checkpoint
-from lightbase.commands.arguments import predict
+from lightbase.commands.arguments import evaluate, export, predict
 from lightbase.core.errors import UserError
 from lightbase.core.files import write_whole
 from lightbase.core.images import read_image
@@ -63,22 +62,33 @@ def test_files_may_stand_between_flags(trained: Trained, tmp_path: Path) -> None
     assert flags == ["--data.flip=2", "--trainer.x=1"]
 
 
-def test_the_name_of_a_run_stands_for_its_checkpoint(tmp_path):
-    names = ["mlp/version_2/best", "mlp/version_10/best", "cnn/version_0/last"]
+def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, capsys):
+    names = ["mlp/version_2/best", "mlp/version_10/best", "mlp/version_10/last"]
+    names += ["cnn/version_0/last"]
     files = []
     for time, name in enumerate(names):
         file = checkpoint_file(tmp_path / Path(name).parent, Path(name).name)
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         os.utime(file, (time, time))
         files.append(file)
-    root = str(tmp_path)
-    assert named_checkpoint("mlp/version_2", root) == files[0]
-    for text in ("best", "mlp", f"{root}/mlp/version_10"):
-        assert named_checkpoint(text, root) == files[1]
-    assert named_checkpoint("last", root) == files[2]
+    root = f"--trainer.default_root_dir={tmp_path}"
+
+    def named(text: str) -> Path:
+        parsers = (evaluate(), predict(), export())
+        words = [root, "--ckpt_path", text]
+        (path,) = {parser.read(words)[0].ckpt_path for parser in parsers}
+        return path
+
+    assert named("mlp/version_2") == files[0]
+    for text in ("best", "mlp", f"{tmp_path}/mlp/version_10"):
+        assert named(text) == files[1]
+    assert named("last") == files[3]  # of all names
     with pytest.raises(UserError, match="with this checkpoint; did you mean mlp"):
-        named_checkpoint("mpl", root)
+        named("mpl")
+    resume = [root, "--name=mlp", "--ckpt_path=last"]  # of this name
+    error = fails(capsys, 1, lambda: script("train").main(["--config", TINY, *resume]))
+    assert f"checkpoint {files[2]} is damaged" in error
 
 
 @pytest.mark.linux
