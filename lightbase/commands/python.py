@@ -13,9 +13,10 @@ from lightning import LightningDataModule, LightningModule, Trainer, seed_everyt
 
 from lightbase.commands import train as command
 from lightbase.commands.script import find_project, python_errors
-from lightbase.core.build import build_rest, settle_trainer
+from lightbase.core.build import build_rest
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
+from lightbase.core.devices import settle_devices
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
 from lightbase.core.resume import (
@@ -90,7 +91,7 @@ def train(
         line = CommandLine(args)
         restart = find_restart(line)
         spec = spec_of_objects(module, data, line, restart)
-        settle_trainer(spec)
+        settle_devices(spec.config.trainer)
         validate(spec, spec.config)
         seed_everything(spec.config.seed_everything, workers=True, verbose=False)
         build_rest(spec, Namespace(trainer=spec.config.trainer))

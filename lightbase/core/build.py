@@ -20,31 +20,14 @@ from lightning import (
 )
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_devices, settle_devices
-from lightbase.core.errors import (
-    UserError,
-    did_you_mean,
-    first_line,
-    imported,
-    raised_at,
-    say,
-)
+from lightbase.core.errors import UserError, first_line, imported, raised_at
 from lightbase.core.mistakes import explain
 from lightbase.core.module import BaseModule
 from lightbase.core.spec import RunSpec, arguments, entries, validate
-
-BAREBONES = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "log_every_n_steps": 0,
-    "num_sanity_val_steps": 0,
-}
-"""The Trainer's arguments with trainer.barebones, which measures Lightning alone."""
 
 
 def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
@@ -57,7 +40,7 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    settle_trainer(spec)
+    settle_devices(config.trainer)
     # Lightning would take 0 for null
     validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     seed_everything(config.seed_everything, workers=True, verbose=False)
@@ -71,16 +54,6 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     if str(config.trainer.precision) in ("64", "64-true"):
         model.double()  # Lightning does it after it has read a checkpoint's weights
     return model, data
-
-
-def settle_trainer(spec: RunSpec) -> None:
-    """Fill in the Trainer's flags that the user left open, in place: those of the
-    devices, and with `barebones` those that Lightning refuses beside it."""
-    trainer = spec.config.trainer
-    settle_devices(trainer)
-    if trainer.barebones:
-        trainer.update(Namespace(BAREBONES))
-        say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
@@ -246,10 +219,6 @@ def make_trainer(
         return Trainer(**trainer_options | {"plugins": plugins, "callbacks": callbacks})
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"
-        if "invalid strategy" in problem:
-            strategy = trainer_options["strategy"]
-            near = did_you_mean(strategy, StrategyRegistry.available_strategies())
-            problem = f"there is no trainer.strategy {strategy!r}{near}"
         raise UserError(problem, status=2) from error
 
 

@@ -155,7 +155,9 @@ def parser_of(class_path: str) -> ArgumentParser:
     class_path: The import path of the class or function.
     """
     parser = ArgumentParser(exit_on_error=False, add_help=False)
-    class_or_function = pkgutil.resolve_name(class_path)
+    module, _, name = class_path.rpartition(".")
+    # the colon: torchvision.models.alexnet is a function and a module
+    class_or_function = pkgutil.resolve_name(f"{module}:{name}")
     if inspect.isclass(class_or_function):
         parser.add_class_arguments(class_or_function, fail_untyped=False)
     else:

@@ -64,7 +64,8 @@ stray | unknown argument 'stray'; a config file needs --config
 --model.net.sizes null | model.net.sizes: | There is no value
 --trainer.max_epochs | --trainer.max_epochs
 --trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
---trainer.strategy ddp_spwan | did you mean ddp_spawn?
+--trainer.strategy ddp_spwan | 'ddp_spwan' | ddp_spawn
+--model.net torchvision.models.alexnet --model.net.classes 9 | num_classes?
 --model.scheduler SequentialLR | override configure_optimizers
 --model.optimizer_args.capturable true | capturable=True
 --model Clasifier | 'Clasifier'

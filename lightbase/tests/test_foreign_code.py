@@ -82,13 +82,6 @@ def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
     assert (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").is_file()
 
 
-@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
-def test_barebones(train: Train, tmp_path):
-    metrics = train("--trainer.barebones", "true")
-    assert metrics["steps"] == 38
-    assert not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("*tfevents*")]
-
-
 def test_a_strategy_by_its_class(monkeypatch, train: Train):
     made = []
     monkeypatch.setattr(DDPStrategy, "__init__", lambda *_: made.append(1) or 1 / 0)
@@ -136,6 +129,7 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         ("--model Clasifier", "model 'Clasifier' cannot be imported"),
         (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
         (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "the loss CTCLoss"),
+        (f"{ON_TINY} --trainer.barebones true", "Trainer(barebones=True, "),
         (
             f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",
             "abstract",
