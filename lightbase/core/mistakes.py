@@ -97,8 +97,7 @@ def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> 
     """Return a proposal such as `; did you mean --model.lr?` for a setting that does
     not exist, or "" if none is similar.
 
-    The last word is compared first, so that --lr and --learning_rate find --model.lr.
-    If no setting has a similar last word, all words are compared.
+    Only the last words are compared, so that --lr and --learning_rate find --model.lr.
 
     name: The name as it was typed, with or without the two dashes.
     parser: Its keys are proposed.
@@ -113,8 +112,7 @@ def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> 
     by_word = SYNONYMS | {name.rpartition(".")[2]: name for name in names}
     typed = name.lstrip("-")
     dashes = name.removesuffix(typed)
-    near = did_you_mean(typed.rpartition(".")[2], by_word, dashes)
-    return near or did_you_mean(typed, names, dashes)
+    return did_you_mean(typed.rpartition(".")[2], by_word, dashes)
 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
