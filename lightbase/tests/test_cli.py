@@ -280,7 +280,7 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
 # a command without torch, and what it prints
 AT_ONCE = """
 train --help | --model.lr 0.01 | Discs | --trainer.max_epochs
-evaluate | required: --ckpt_path
+evaluate --ckpt x | required: --ckpt_path
 predict --help | --threshold
 export --ckpt_path x | --ckpt_path x: no such file
 tune --help | --min_lr
