@@ -91,13 +91,7 @@ def of_command(settings: list[Setting]) -> list[str]:
 
 def of_yaml(settings: list[Setting], root: Path) -> list[str]:
     """The same in a config: each value as it is typed, behind its key."""
-    lines = []
-    for flag, value, _ in settings:
-        name, dot, key = flag.rpartition(".")
-        if dot and name.endswith("_args"):  # a key of a dict
-            lines.append(f"{name}: {{{key}: {value}}}")
-        else:
-            lines.append(f"{flag}: {value}")
+    lines = [f"{flag}: {value}" for flag, value, _ in settings]
     path = root / "typed.yaml"
     path.write_text("\n".join(lines), encoding="utf-8")
     return ["--config", str(path)]
