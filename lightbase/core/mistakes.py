@@ -25,9 +25,15 @@ SYNONYMS = {
     "weight_decay": "model.optimizer_args.weight_decay",
 }
 """{word that is typed instead: the setting that has this meaning here}"""
-NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
-"""Beginnings of lines that do not help: two types of a union that are seldom meant, and
-the value, which `explain` reads separately."""
+NOISE = (
+    "Parser key",
+    "Problem with given class_path",
+    "Expected a <class 'NoneType'>",
+    "Expected a path",
+    "Given value",
+)
+"""Beginnings of lines that are no reason: where the error is, two types of a union that
+are seldom meant, and the value, which `explain` reads separately."""
 
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
@@ -124,26 +130,17 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
 
     message: An indented tree. A line names a key, or a class, or an error.
     """
-    keys: list[str] = []
-    newest_class, class_path, key, reason = "", "", "", ""
-    deepest = -1
+    keys = re.findall(r'Parser key "(.+?)":', message)
+    class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
+    reasons: dict[int, list[str]] = {0: [""]}
     for line in message.splitlines():
         text = line.strip(" -")
-        indent = len(line) - len(line.lstrip(" -"))
-        if match := re.match(r'Parser key "(.+?)":', text):
-            keys.append(match[1])
-        elif match := re.fullmatch(r"Problem with given class_path '(.+)':", text):
-            newest_class = match[1]
-        elif text.startswith(NOISE) or not text or indent < deepest:
-            continue
-        elif indent > deepest:
-            key = ".".join(keys)
-            class_path = newest_class
-            reason = text
-            deepest = indent
-        elif text not in reason:
-            reason += f" or {text.removeprefix('Expected ')}"
-    return key, class_path, reason
+        if text and not text.startswith(NOISE):
+            indent = len(line) - len(line.lstrip(" -"))
+            reasons.setdefault(indent + 1, []).append(text)
+    reason = " or ".join(dict.fromkeys(reasons[max(reasons)]))
+    reason = reason.replace(" or Expected ", " or ")
+    return ".".join(dict.fromkeys(keys)), "".join(class_paths[-1:]), reason
 
 
 def parser_of(class_path: str) -> ArgumentParser:

@@ -59,8 +59,12 @@ TRAINER_DEFAULTS = {
     "max_epochs": 10,
     "log_every_n_steps": 100,
     "enable_model_summary": False,
+    # of Lightning, for arguments in `TRAINER_TYPES`
+    "check_val_every_n_epoch": 1,
+    "accumulate_grad_batches": 1,
 }
-"""Defaults of the Trainer's arguments that differ from Lightning's defaults."""
+"""Defaults of the Trainer's arguments that differ from Lightning's defaults, or from
+None."""
 TRAINER_TYPES: dict[str, Any] = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
     # would be read as 1.0, all batches
@@ -163,16 +167,12 @@ class Parser(LightningArgumentParser):
         nested_key: The name before each argument, such as "trainer"; None for no name.
         """
         types = types_for(class_type)
-        parameters = inspect.signature(class_type).parameters
-        names = sorted(types.keys() & parameters.keys())
+        names = sorted(types.keys() & inspect.signature(class_type).parameters.keys())
         options["skip"] = {*(options.get("skip") or ()), *names}
         added = super().add_class_arguments(class_type, nested_key, **options)
         for name in names:
-            default = None
-            if class_type is Trainer:
-                default = parameters[name].default
             key = f"{nested_key}.{name}".removeprefix("None.")
-            self.add_argument(f"--{key}", type=types[name], default=default)
+            self.add_argument(f"--{key}", type=types[name], default=None)
             added.append(key)
         return added
 

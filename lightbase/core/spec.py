@@ -275,10 +275,10 @@ def drop_objects(config: Any) -> None:
     config: All settings or a part of them. Each {class_path: ..., init_args: {...}} in
         it is searched, at any depth.
     """
-    inner_configs = [*entries(config).values()]
     if isinstance(config, list):
-        inner_configs = config
-    for inner in inner_configs:
+        for item in config:
+            drop_objects(item)
+    for inner in entries(config).values():
         drop_objects(inner)
     values = arguments(config)
     for name, value in [*values.items()]:
