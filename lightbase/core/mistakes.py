@@ -67,7 +67,9 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         return f"unknown key {unknown}{near}"
     reason = in_plain_words(reason, class_path)
     if key.endswith("optimizer.params"):  # which only the module can give
-        return f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
+        return (
+            f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
+        )
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:

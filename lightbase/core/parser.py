@@ -10,8 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import yaml
-from jsonargparse import Namespace, get_loader, set_loader
+from jsonargparse import Namespace
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -120,16 +119,6 @@ def absolute(text: str) -> Path:
     return Path(text).absolute()
 
 
-def load_value(text: str) -> Any:
-    """Return the value of a text in YAML: a number, a list, a dict, or the text.
-
-    Raises yaml.YAMLError for a text that is not valid YAML.
-    """
-    if text == "None":  # jsonargparse makes it of a null
-        return None
-    return get_loader("yaml")(text)
-
-
 class Parser(LightningArgumentParser):
     """LightningArgumentParser with errors of two lines, and with the types of
     `types_for` in place of declared types.
@@ -144,12 +133,10 @@ class Parser(LightningArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        set_loader("with_null", load_value, (yaml.YAMLError,))
         register_type(Path, str, absolute, fail_already_registered=False)
         resolve_class_names(path_of_class)
         change_yaml_loader(read_no_base_60)
         options |= {
-            "parser_mode": "with_null",
             "allow_abbrev": False,
             "print_config": None,
             "usage": "python scripts/train.py [--KEY VALUE] ...",

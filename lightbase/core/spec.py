@@ -8,7 +8,6 @@ settings and turns them into YAML.
 
 import argparse
 import copy
-import functools
 import inspect
 import pkgutil
 import sys
@@ -63,6 +62,8 @@ class CommandLine:
     configs: {path: content} of the --config files, in their order. They are read once.
     first: {flag: text} for each flag of `first_parser` but --config that is given.
     others: All other arguments, as they were typed.
+    file_settings: The settings of all config files by the names of flags, such as
+        "model.lr". If two files have the same setting, the later file counts.
 
     Raises UserError for a config file that is missing or not valid, and for a flag
     above without a value.
@@ -76,6 +77,9 @@ class CommandLine:
             raise UserError(problem, SEE_HELP, 2) from error
         files = vars(options).pop("config")
         self.configs = {path: read_config(Path(path)) for path in files}
+        self.file_settings: dict[str, Any] = {}
+        for content in self.configs.values():
+            self.file_settings |= flatten(content)
         self.first: dict[str, str] = {}
         for name, value in vars(options).items():
             if value == "":  # a variable of a shell that is not set
@@ -100,15 +104,6 @@ class CommandLine:
         """All arguments but the --config files, as a list for the parser. The classes
         come first, because they decide which further flags there are."""
         return [f"--{key}={value}" for key, value in self.first.items()] + self.others
-
-    @functools.cached_property
-    def file_settings(self) -> dict[str, Any]:
-        """The settings of all config files by the names of flags, such as "model.lr".
-        If two files have the same setting, the later file counts."""
-        settings: dict[str, Any] = {}
-        for content in self.configs.values():
-            settings |= flatten(content)
-        return settings
 
     def place(self, key: str) -> str | None:
         """Return a setting that says where the run is, as text, or None if it is null
