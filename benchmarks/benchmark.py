@@ -212,7 +212,7 @@ def main(args: arguments.Args = None) -> None:
 
     args: The arguments of the script.
     """
-    options, _ = arguments.benchmark().read(args)
+    options = arguments.benchmark().parse_args(args)
     quiet_lightning()
     print(f"# Speed\n\n```\n{describe_environment(Trainer(logger=False))}```\n")
     print(f"Median (lowest to highest) of {options.rounds} rounds.\n")
