@@ -1,8 +1,8 @@
 """The callbacks of a run, and the ways in which a training ends early.
 
-Read `make_callbacks` first, which lists the callbacks in their order. `StopOnNan`,
-`StopWithoutLoss` and `StopOnSignal` end a training. With several processes, all of them
-have to end at the same step: a process that waits for another one would wait forever.
+Read `make_callbacks` first, which lists the callbacks in their order. `StopOnNan` and
+`StopOnSignal` end a training. With several processes, all of them have to end at the
+same step: a process that waits for another one would wait forever.
 """
 
 import functools
@@ -22,7 +22,6 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     LearningRateFinder,
     ModelCheckpoint,
-    ModelPruning,
 )
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -34,7 +33,6 @@ from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.checks import Monitor
 from lightbase.core.compat import (
     batch_index,
-    keeps_masks,
     quiet_lightning,
     replace_signal_exchange,
     started_processes,
@@ -95,7 +93,6 @@ def make_callbacks(
         WholeEpochs(),
         RandomState(),
         StopOnSignal(),
-        StopWithoutLoss(),
     ]
     if config.stop_on_nan:
         callbacks.append(StopOnNan())
@@ -153,13 +150,6 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "the run; search before the run, with scripts/tune.py",
                 status=2,
             )
-        if isinstance(callback, ModelPruning) and keeps_masks(callback):
-            raise UserError(
-                "trainer.callbacks: ModelPruning without make_pruning_permanent saves "
-                "weights that no network takes",
-                "leave make_pruning_permanent out",
-                2,
-            )
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
             continue
         if callback.save_last or callback.filename in ("best", "last"):
@@ -198,42 +188,6 @@ class StopOnNan(Callback):
         """Check the weights before they are written. Frozen ones are not checked."""
         weights = [x for x in pl_module.parameters() if x.requires_grad]
         stop_if(not get_total_norm(weights).isfinite(), trainer, "a weight is")
-
-
-class StopWithoutLoss(Callback):
-    """Stops if training_step has returned None for all batches of an epoch, because
-    nothing was trained. A model with manual optimization is not checked.
-
-    If training_step returns None for some batches, Lightning skips these batches.
-    """
-
-    has_loss = True
-
-    # not called where a run resumes within an epoch, whose batches before are unknown
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        self.has_loss = not pl_module.automatic_optimization
-
-    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
-        self.has_loss = self.has_loss or bool(outputs)
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, _: Any
-    ) -> None:
-        """In the first epoch, write no checkpoint of weights that were not trained."""
-        if trainer.current_epoch == 0:
-            self.on_train_epoch_end(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if no process has had a loss in this epoch."""
-        if not in_any_process(trainer, self.has_loss):
-            step = f"training_step of {type(pl_module).__name__}"
-            batches = f"all batches of epoch {trainer.current_epoch + 1}"
-            raise UserError(
-                f"{step} returned None in {batches}: nothing was trained",
-                "let it return the loss of the batch",
-            )
 
 
 def in_any_process(trainer: Trainer, decision: Any) -> bool:

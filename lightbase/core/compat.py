@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import Trainer
-from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours
@@ -288,9 +287,3 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
-
-
-def keeps_masks(callback: ModelPruning) -> bool:
-    """Return whether a ModelPruning saves each weight as a mask and the weight before
-    the pruning. A network without masks cannot read such a checkpoint."""
-    return not callback._make_pruning_permanent

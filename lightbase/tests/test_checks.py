@@ -132,51 +132,6 @@ def test_a_training_step_without_return_is_refused(train, tmp_path, capsys):
     assert "training_step of PlainForgets" in refused(capsys, tmp_path, run)
 
 
-class ReturnsAResult(Forgets):
-    """The source does not tell that the result is None."""
-
-    def training_step(self, batch, batch_idx: int):
-        return super().training_step(batch, batch_idx)
-
-
-class NeverALoss(Classifier):
-    """The source does not tell that it skips each batch."""
-
-    threshold = 0.0
-
-    def training_step(self, batch, batch_idx: int):
-        loss = super().training_step(batch, batch_idx)
-        return loss if loss < self.threshold else None
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-@pytest.mark.parametrize(
-    ("name", "flag"),
-    [
-        ("ReturnsAResult", "--trainer.val_check_interval 5"),
-        ("NeverALoss", "--trainer.accumulate_grad_batches 4"),
-    ],
-)
-def test_a_training_in_which_no_batch_has_a_loss_fails(
-    train, tmp_path, capsys, name, flag
-):
-    model = f"--model {ME}.{name}"
-    error = refused(capsys, tmp_path, lambda: train(model, ONE_EPOCH, flag), status=1)
-    assert f"training_step of {name} returned None in all batches of epoch 1" in error
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_single_batches_may_have_no_loss_but_not_all(
-    train, tmp_path, capsys, monkeypatch
-):
-    model = f"--model {ME}.NeverALoss"
-    short = "--trainer.max_steps 3"
-    error = refused(capsys, tmp_path, lambda: train(model, short), status=1)
-    assert "nothing was trained" in error
-    monkeypatch.setattr(NeverALoss, "threshold", 1.4)  # the first batches have more
-    assert train(model, ONE_EPOCH)["test/acc"] > 0
-
-
 # parts of a batch that normalize and augment do not get
 
 
