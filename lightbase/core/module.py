@@ -5,7 +5,6 @@ A subclass writes the steps, and calls `track` in them: read `BaseModule` and it
 the other methods.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
@@ -17,7 +16,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 
 from lightbase.core.batches import inputs_of
@@ -41,7 +40,7 @@ class BaseModule(LightningModule):
     """Trains the network `net` with the loss `criterion`, and measures `metrics`.
 
     A subclass may assign other values to `criterion`, `metrics`, `lr`, `optimizer` and
-    `scheduler` in its constructor. `optimizer` and `scheduler` may be objects, too.
+    `scheduler` in its constructor. The last two are names, as in the arguments.
 
     The steps call `track`, which makes these curves: train/ has points on log steps,
     means over the samples since the last point. val/ has a point after each validation.
@@ -93,8 +92,6 @@ class BaseModule(LightningModule):
     ) = None
     """The meaning of outputs and targets. Pictures, evaluate.py --report and predict.py
     need it; docs/tensorboard.md lists the shapes."""
-    optimizer: str | Optimizer | Callable[..., Optimizer]
-    scheduler: str | LRScheduler | None
     # the outputs and targets that `track` got in the newest step
     tracked: tuple[Any, Any] | None = None
 
@@ -139,8 +136,6 @@ class BaseModule(LightningModule):
         self.has_weights = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run it stands before all other callbacks
-        if compile_net is not None:
-            check_backend(compile_net)
         if compile_mode is not None and compile_net is None:
             raise UserError(
                 f"compile_mode {compile_mode} needs --model.compile_net inductor",
@@ -298,10 +293,7 @@ class BaseModule(LightningModule):
         for its class."""
         if self.scheduler_interval:
             return self.scheduler_interval
-        name = self.scheduler
-        if not isinstance(name, str):
-            name = type(name).__name__
-        if name.rpartition(".")[2] in MADE_FOR_STEPS:
+        if str(self.scheduler).rpartition(".")[2] in MADE_FOR_STEPS:
             return "step"
         return "epoch"
 
@@ -312,14 +304,12 @@ class BaseModule(LightningModule):
         if self.scheduler is None:
             return optimizer
         interval = self.step_scheduler_every()
-        scheduler = self.scheduler
-        if isinstance(scheduler, str):
-            num_steps = None
-            if length_argument(scheduler, self.scheduler_args):
-                num_steps = schedule_length(self.trainer, interval)
-            scheduler = build_scheduler(
-                scheduler, self.scheduler_args, optimizer, num_steps
-            )
+        num_steps = None
+        if length_argument(self.scheduler, self.scheduler_args):
+            num_steps = schedule_length(self.trainer, interval)
+        scheduler = build_scheduler(
+            self.scheduler, self.scheduler_args, optimizer, num_steps
+        )
         config: dict[str, Any] = {"scheduler": scheduler, "interval": interval}
         if isinstance(scheduler, ReduceLROnPlateau):
             names = ["loss"]
@@ -332,18 +322,8 @@ class BaseModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def _make_optimizer(self) -> Optimizer:
-        """Return the optimizer, made from a name or a class, or the object that a
-        subclass has assigned. Raise UserError if an object has parameter groups."""
-        if isinstance(self.optimizer, Optimizer):
-            if self.parameter_groups:
-                raise UserError(
-                    "model.parameter_groups: an optimizer object has its groups",
-                    status=2,
-                )
-            return self.optimizer
+        """Return the optimizer that the settings describe."""
         groups = grouped(self.named_parameters(), self.parameter_groups)
-        if not isinstance(self.optimizer, str):  # a class
-            return self.optimizer(groups, lr=self.lr, **self.optimizer_args)
         # With mixed precision a fused optimizer unscales the gradients itself, in its
         # step. Lightning cannot clip them before (its issue 21435).
         is_mixed = self.trainer.precision in MIXED
@@ -351,12 +331,6 @@ class BaseModule(LightningModule):
         return build_optimizer(
             self.optimizer, self.optimizer_args, groups, self.lr, fused
         )
-
-
-def check_backend(name: str) -> None:
-    """Raise ValueError if torch.compile has no backend of this name."""
-    if name not in torch.compiler.list_backends(exclude_tags=()):
-        raise ValueError(f"compile_net {name!r} is no backend such as inductor")
 
 
 def num_samples(values: Any) -> int:
@@ -369,11 +343,7 @@ def num_samples(values: Any) -> int:
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:
     """Return whether BaseModule builds the optimizer and the scheduler from their
-    names. It does not if a subclass overrides `configure_optimizers`, or if it assigns
-    an object or a class to `optimizer` or `scheduler`."""
+    names. It does not if a subclass overrides `configure_optimizers`."""
     if not isinstance(model, BaseModule):
         return False
-    if is_overridden("configure_optimizers", model, BaseModule):
-        return False
-    has_scheduler_name = isinstance(model.scheduler, str | None)
-    return isinstance(model.optimizer, str) and has_scheduler_name
+    return not is_overridden("configure_optimizers", model, BaseModule)

@@ -65,7 +65,7 @@ stray | unknown argument 'stray'
 --trainer.max_epochs | --trainer.max_epochs
 --trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
 --trainer.strategy ddp_spwan | did you mean ddp_spawn?
---model.scheduler SequentialLR | override configure_optimizers
+--model.scheduler SequentialLR | it takes schedulers
 --model.optimizer_args.capturable true | capturable=True
 --model Clasifier | 'Clasifier'
 --model.net torchvision.models.resnet18 --model.net.weights DEFAULT | 1000 but got 4
