@@ -7,7 +7,6 @@ connects them. The functions at the beginning take batches apart and convert the
 """
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
@@ -440,16 +439,5 @@ def share_from_worker(batch: Any) -> Any:
     later, in a thread: it would lose the batch, and the training would wait for ever.
     """
     if torch.utils.data.get_worker_info():
-        sys.excepthook = print_worker_error
         map_tensors(Tensor.share_memory_, batch)
     return batch
-
-
-def print_worker_error(kind: type[BaseException], error: Any, traceback: Any) -> None:
-    """Print an error of the thread that hands over the tensors of a worker process.
-
-    Nothing is printed if the connection is lost: then the training was killed, and
-    torch ends its workers after some seconds.
-    """
-    if not issubclass(kind, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, traceback)

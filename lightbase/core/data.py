@@ -148,7 +148,7 @@ class BaseDataModule(LightningDataModule):
     @property
     def num_classes(self) -> int | None:
         """The number of classes. None if the targets are not classes."""
-        return len(self.classes or []) or None
+        return len(self.classes) or None
 
     def load(self, split: Literal["train", "test"]) -> Any:
         """Return the samples of a split, one of `own_splits`. Every data set overrides
@@ -216,8 +216,6 @@ class BaseDataModule(LightningDataModule):
                 and "predict" need the test set. With folds the test set is a part of
                 the training set, so every stage loads the training set.
         """
-        if self.classes is None:
-            self.classes = []
         trains = stage in ("fit", "validate")
         if (trains or self.fold) and "train" not in self.splits:
             self._load_train_and_val()

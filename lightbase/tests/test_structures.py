@@ -99,7 +99,6 @@ class Kinds(BaseDataModule):
     def __init__(self, kind: str, **kwargs: Any) -> None:
         super().__init__(**{"batch_size": 8, **kwargs})
         self.kind = kind
-        self.classes = None  # type: ignore[assignment]  # as a user may write
 
     def load(self, split: str) -> Any:  # type: ignore[override]
         generator = torch.Generator().manual_seed(len(split))
