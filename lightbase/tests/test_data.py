@@ -114,9 +114,8 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(
 def test_one_call_fetches_several_batches_but_not_many_bytes() -> None:
     loader = labelled(330, val_fraction=0, drop_last=False).train_dataloader()
     assert [len(indices) for indices in loader.batch_sampler] == [200, 130]
-    assert [len(inputs) for inputs, _ in loader] == [10] * 33
     large = TensorBatches(torch.zeros(4, 2**20))  # 4 MiB a sample
-    assert [large.batches_at_once(size) for size in (2, 3)] == [1, 1]
+    assert large.batches_at_once(2) == large.batches_at_once(3) == 1
 
 
 # torch pins dense CPU tensors alone; for mps it would say that it does not
