@@ -179,9 +179,9 @@ class Curves(Callback):
     ) -> None:
         """Remember the learning rates of this step. The schedule changes them before
         `on_train_batch_end` is called."""
-        ids = {id(group) for group in optimizer.param_groups}
         for name, group in parameter_groups(trainer).items():
-            if id(group) in ids:
+            # by identity: two groups may have equal options
+            if any(group is stepped for stepped in optimizer.param_groups):
                 self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:

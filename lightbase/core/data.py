@@ -498,11 +498,10 @@ def as_samples(
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = as_tensors(loaded)
-        parts = [loaded]
-        if isinstance(loaded, tuple | list):
-            parts = [*loaded]
+        parts = loaded if isinstance(loaded, tuple | list) else [loaded]
+        # Arrays that stay in their files are converted batch by batch.
         if not any(isinstance(part, np.memmap) for part in parts):
-            values = convert_types(values)  # once, not in each batch
+            values = convert_types(values)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:

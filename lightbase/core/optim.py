@@ -168,16 +168,12 @@ def build_optimizer(
     Raise UserError for an unknown name or argument.
     """
     cls = find_class("optimizer", name)
-    if "lr" in args:
-        raise UserError(
-            f"model.optimizer_args.lr {args['lr']}: the learning rate is --model.lr",
-            status=2,
-        )
     device_types = FUSED_ON.get(cls, ())
-    for parameter in chain.from_iterable(group["params"] for group in groups):
-        is_on_device = parameter.device.type in device_types
-        fused = fused and is_on_device and parameter.is_floating_point()
-    if fused and not IMPLEMENTATIONS & args.keys():
+    can_fuse = all(
+        parameter.device.type in device_types and parameter.is_floating_point()
+        for parameter in chain.from_iterable(group["params"] for group in groups)
+    )
+    if fused and can_fuse and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
     return build("optimizer", cls, args, groups, lr=lr)
 

@@ -1,15 +1,13 @@
-import random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attached import attach, inputs_of
 from example.classifier import Classifier
 from given import Given
 from paths import argv, fails
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from lightbase.core.batches import TensorBatches
@@ -24,17 +22,6 @@ def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
     train, test = torch.arange(num), torch.arange(1000, 1000 + num)
     options = {"batch_size": batch_size, "val_fraction": 0.1, **options}
     return attach(Given((train, zeros), (test, zeros), ("a", "b"), **options))
-
-
-class Jittered(Dataset[tuple[Tensor, float]]):
-    """Its inputs are (index, a number of torch, of Python, of numpy)."""
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> tuple[Tensor, float]:
-        numbers = index, torch.rand(()).item(), random.random(), np.random.rand()
-        return torch.tensor(numbers), float(index)
 
 
 def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> None:
@@ -143,34 +130,6 @@ def as_lists(loader: Any, epoch: int = 0) -> list[Any]:
     return [(inputs.tolist(), targets.tolist()) for inputs, targets in loader]
 
 
-def random_state() -> str:
-    state = torch.random.get_rng_state().tolist(), random.getstate()
-    return f"{state} {np.random.get_state()}"
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
-    num_workers,
-):
-    def seeded(num_workers: int) -> Any:
-        torch.manual_seed(0)
-        return attach(Given(Jittered(), num_workers=num_workers))
-
-    expected = seeded(0).train_dataloader()
-    epochs = [as_lists(expected, epoch) for epoch in (0, 1)]
-    drawn = [{row[1] for x, _ in epoch for row in x} for epoch in epochs]
-    assert drawn[0].isdisjoint(drawn[1])
-    data = seeded(num_workers)
-    before = random_state()
-    loader = data.train_dataloader()
-    assert [as_lists(loader, epoch) for epoch in (0, 1)] == epochs
-    resumed = data.train_dataloader()
-    resumed.load_state_dict({"epoch": 0, "num_batches": 3})
-    assert as_lists(resumed) == epochs[0][3:]
-    assert as_lists(data.val_dataloader()) == as_lists(data.val_dataloader())
-    assert random_state() == before
-
-
 class Endless(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(3), 0
@@ -181,7 +140,7 @@ WRONG = [
     ((x[:0], y[:0]), {}, "is empty"),
     ((x, y), {"classes": ["a"]}, "targets from 0 to 1, not int64 from 0 to 0"),
     ((x, y.double()), {"classes": ["a", "b"]}, "torch.float32 targets"),
-    (Jittered(), {"image_shape": (1, 28, 28)}, r"\(4,\) for image_shape \(1, 28, 28\)"),
+    ((x, y), {"image_shape": (1, 28, 28)}, r"\(3,\) for image_shape \(1, 28, 28\)"),
     (Endless(), {}, "Endless:\nload returns .* write a LightningDataModule"),
     (None, {}, "NoneType:\nload returns"),
 ]

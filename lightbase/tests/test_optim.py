@@ -44,7 +44,7 @@ def test_a_fused_step_where_torch_has_it(device, monkeypatch):
         ("nowhere.SGD", {}, "cannot be imported"),
         ("SGD", {"momentun": 0.9}, "(?s)'momentun'.*it takes .*, momentum,"),
         ("SGD", {"momentum": "high"}, "high"),
-        ("SGD", {"lr": 0.1}, "--model.lr"),
+        ("SGD", {"lr": 0.1}, "multiple values for keyword argument 'lr'"),
     ],
 )
 def test_a_mistake_names_the_way_out(name: str, args: dict, message: str) -> None:
