@@ -101,7 +101,8 @@ def num_devices(devices: Any) -> int:
 def check_processes(number: int, num_nodes: int) -> None:
     """Raise UserError if torchrun or SLURM has started other numbers of processes, or
     if several machines are asked for and nothing has started them. Lightning would
-    notice it on each rank after another time, or would wait for the machines.
+    wait for the machines, and would find another number of processes only after the
+    first process has loaded the data.
 
     number: How many devices of each machine the flags ask for; -1 means all.
     num_nodes: How many machines the flags ask for.
@@ -121,8 +122,8 @@ def check_processes(number: int, num_nodes: int) -> None:
 
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
-    there. Only the first process looks for GPUs, so that the error is printed once.
-    Lightning refuses other devices that do not fit when the Trainer is made.
+    there. Only the first process looks for them, so that the error is printed once. An
+    index that is given twice is left to Lightning, which refuses it.
 
     trainer: The Trainer's flags, after `settle_devices`.
     """
@@ -142,8 +143,11 @@ def check_devices(trainer: Any) -> None:
         raise UserError(
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
         )
+    if not is_on_gpu:
+        check_cpus(num_devices(devices), trainer)
+        return
     indices = devices if isinstance(devices, list) else range(devices)
-    if is_on_gpu and max(indices, default=0) >= total:
+    if max(indices, default=0) >= total:
         # torch's version may end with +cpu
         raise UserError(
             f"trainer.accelerator {accelerator}, trainer.devices {trainer.devices}: "
@@ -151,6 +155,24 @@ def check_devices(trainer: Any) -> None:
             "the first one is --trainer.devices [0]; without a GPU use "
             "--trainer.accelerator cpu",
         )
+
+
+def check_cpus(number: int, trainer: Any) -> None:
+    """Raise UserError if several processes on CPUs have no strategy, or if there are
+    more than two for each core: Lightning would start all of them.
+
+    number: How many processes the flags ask for.
+    trainer: The Trainer's flags.
+    """
+    if trainer.accelerator not in ("auto", "cpu"):
+        return
+    if number > 1 and trainer.strategy == "auto":
+        raise UserError(
+            f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
+        )
+    num_cores = os.cpu_count() or 1
+    if number > 2 * num_cores:
+        raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
 
 
 def forks_processes(trainer: Any) -> bool:

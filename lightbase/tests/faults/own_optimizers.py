@@ -72,9 +72,8 @@ class Adversarial(Plain):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
-        real, fake = batch[0].flatten(1), self.generator(torch.randn(len(batch[0]), 8))
-        difference = self.critic(fake.detach()).mean() - self.critic(real).mean()
-        losses = (-self.critic(fake).mean(), difference)
+        fake = self.generator(torch.randn(len(batch[0]), 8))
+        losses = (fake.square().mean(), self.critic(fake.detach()).square().mean())
         optimizers: Any = self.optimizers()
         schedulers: Any = self.lr_schedulers()
         for optimizer, scheduler, loss in zip(
@@ -84,7 +83,7 @@ class Adversarial(Plain):
             self.manual_backward(loss)
             optimizer.step()
             scheduler.step()
-        self.log("train/loss", difference.detach())
+        self.log("train/loss", losses[0].detach())
 
     def configure_optimizers(self) -> Any:
         optimizers = [
