@@ -241,17 +241,18 @@ class Accumulator:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state from a checkpoint. Call this before the first batch.
 
-        state: The result of `state`.
+        state: The result of `state`. The metrics may have changed since then: a new
+            one starts from zero.
         """
         if state["sums"] is None:
             return
         self.merge(tuple(state["names"]), state["sums"], [])
-        for name, values in state["metrics"].items():
+        for name, metric in self.metrics.items():
             # Metric.merge_state would divide a mean by the number of updates, which is
             # 0 here.
-            for attribute, value in values.items():
-                setattr(self.metrics[name], attribute, value)
-            self.has_metrics = True
+            for attribute, value in state["metrics"].get(name, {}).items():
+                setattr(metric, attribute, value)
+        self.has_metrics = bool(state["metrics"])
 
 
 def sums_of(values: Tensor, sizes: list[int]) -> Tensor:

@@ -103,6 +103,10 @@ def test_a_state_that_is_a_mean_over_processes_goes_on_as_it_was() -> None:
     whole = result(measured(metrics, outputs, targets, (40, 20)))
     assert resumed["total"] == pytest.approx(whole["total"])
     assert resumed["r"] == pytest.approx(whole["r"])
+    changed = {"r": PearsonCorrCoef(), "mae": MeanAbsoluteError()}
+    found = result(measured(changed, outputs[40:], targets[40:], (20,), saved))
+    assert found["r"] == resumed["r"]
+    assert found["mae"] == pytest.approx((outputs - targets)[40:].abs().mean().item())
 
 
 def test_outputs_may_have_several_shapes() -> None:
