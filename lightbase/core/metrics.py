@@ -243,16 +243,25 @@ class Accumulator:
 
         state: The result of `state`. The metrics may have changed since then: a new
             one starts from zero.
+
+        Raise ValueError if the sums do not fit their names, and KeyError if a metric
+        lacks a part of its state.
         """
         if state["sums"] is None:
             return
-        self.merge(tuple(state["names"]), state["sums"], [])
+        names = tuple(state["names"])
+        if state["sums"].shape != (len(names) + 1,):
+            raise ValueError("the sums of the curves do not fit their names")
+        self.merge(names, state["sums"], [])
+        saved = state["metrics"]
         for name, metric in self.metrics.items():
+            if name not in saved:
+                continue
             # Metric.merge_state would divide a mean by the number of updates, which is
             # 0 here.
-            for attribute, value in state["metrics"].get(name, {}).items():
-                setattr(metric, attribute, value)
-        self.has_metrics = bool(state["metrics"])
+            for attribute in metric.metric_state:
+                setattr(metric, attribute, saved[name][attribute])
+        self.has_metrics = bool(saved)
 
 
 def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
