@@ -67,7 +67,7 @@ stray | unknown argument 'stray'; a config file needs --config
 --trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
 --trainer.strategy ddp_spwan | 'ddp_spwan' | ddp_spawn
 --model.net torchvision.models.alexnet --model.net.classes 9 | num_classes?
---model.scheduler SequentialLR | override configure_optimizers
+--model.scheduler SequentialLR | it takes schedulers
 --model.optimizer_args.capturable true | capturable=True
 --model Clasifier | 'Clasifier'
 --model.net torchvision.models.resnet18 --model.net.weights DEFAULT | 1000 but got 4
