@@ -16,55 +16,44 @@ Read the functions with these names first, and then `measure`, which calls them 
 
 from lightbase.commands.script import starting
 
-if __name__ == "__main__":  # before the imports below, which take seconds
-    with starting(__file__, default_model="project.classifier.Classifier"):
-        import benchmark
+with starting(__file__, default_model="project.classifier.Classifier"):
+    import contextlib
+    import io
+    import statistics
+    import tempfile
+    import time
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Any
 
-        benchmark.main()
-        raise SystemExit
+    import torch
+    from lightning import Callback, Trainer
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader, Dataset
+    from torchvision import transforms
 
-import contextlib
-import copy
-import io
-import statistics
-import tempfile
-import time
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+    from lightbase import Batch
+    from lightbase.commands import arguments
+    from lightbase.commands.train import parse, train
+    from lightbase.core.compat import quiet_lightning
+    from lightbase.core.devices import cpu_threads
+    from lightbase.extras.environment import describe_environment
 
-import torch
-from lightning import Callback, Trainer
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torchvision import transforms
-
-from lightbase import Batch
-from lightbase.commands import arguments
-from lightbase.commands.train import parse, train
-from lightbase.core.build import make_trainer
-from lightbase.core.compat import quiet_lightning
-from lightbase.core.devices import cpu_threads
-from lightbase.extras.environment import describe_environment
-
-REPO = Path(__file__).parents[1]
+CONFIGS = Path(__file__).parents[1] / "configs"
 EXPERIMENTS = {
     "mnist": ("mnist_mlp.yaml", "[1,28,28]"),
     "cifar": ("cifar10_cnn.yaml", "[3,32,32]"),
 }
 """{part of the benchmark: (file in configs/, shape of its images)}."""
 BATCH_SIZE = 64
-Rows = dict[str, list[float]]
-"""{contestant: seconds of 100 steps in each round}."""
 
 
 class SingleImages(Dataset[Any]):
     """A data set that works as the data sets of torchvision: it applies a transform to
     a PIL image for each sample. The PIL images are there before.
 
-    Args:
-        images: uint8 (N, C, H, W), where C is 1 or 3.
-        targets: Class numbers, int64 (N,).
+    images: uint8 (N, C, H, W), where C is 1 or 3.
+    targets: Class numbers, int64 (N,).
     """
 
     # the same mean and standard deviation as in SyntheticImages
@@ -73,16 +62,15 @@ class SingleImages(Dataset[Any]):
     )
 
     def __init__(self, images: Tensor, targets: Tensor) -> None:
-        to_pil_image = transforms.ToPILImage()
-        self.samples = [*zip(map(to_pil_image, images), targets, strict=True)]
+        self.images = list(map(transforms.ToPILImage(), images))
+        self.targets = targets
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
         """Return an image, float32 (C, H, W), and its class number."""
-        image, target = self.samples[index]
-        return self.transform(image), target
+        return self.transform(self.images[index]), self.targets[index]
 
 
 class StepClock(Callback):
@@ -91,13 +79,13 @@ class StepClock(Callback):
 
     A loop by hand calls `mark` after each step. In a run this object is a callback.
 
-    Args:
-        num_steps: The number of steps in the epoch.
+    num_steps: The number of steps in the epoch.
+    times: The times after the first and after the last step, in seconds.
     """
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
-        self.times: list[float] = []  # in seconds, after the first and the last step
+        self.times: list[float] = []
 
     def mark(self, step: int) -> None:
         """Note the time after the first and the last step, counted from 1. On a GPU
@@ -107,147 +95,137 @@ class StepClock(Callback):
                 torch.cuda.synchronize()
             self.times.append(time.perf_counter())
 
-    def seconds(self) -> float:
-        """Return the time of 100 steps in seconds, after the last step."""
-        start, end = self.times
-        return 100 * (end - start) / (self.num_steps - 1)
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.mark(trainer.global_step)
 
 
-class Reference:
-    """The things that all contestants share: the network, the optimizer and the flags
-    of a shipped YAML, with generated images in place of its data. The device is the GPU
-    if there is one.
+def load(part: str, num_steps: int, root: str) -> Any:
+    """Return the record, the model and the data of a shipped YAML, with generated
+    images in place of its data.
 
-    Args:
-        part: A key of EXPERIMENTS.
-        num_steps: The number of training batches of BATCH_SIZE images.
+    part: A key of EXPERIMENTS.
+    num_steps: The number of training batches of BATCH_SIZE images.
+    root: The folder for the runs.
     """
-
-    def __init__(self, part: str, num_steps: int) -> None:
-        config, image_shape = EXPERIMENTS[part]
-        self.num_steps = num_steps
-        self.flags = [
-            f"--config={REPO}/configs/{config}",
-            "--data=project.data.synthetic.SyntheticImages",
-            f"--data.image_shape={image_shape}",
-            f"--data.num_train={BATCH_SIZE * num_steps}",
-            f"--data.num_test={BATCH_SIZE}",
-            "--data.val_fraction=0",  # all generated images train
-        ]
-        loaded: Any = parse(self.flags)
-        self.spec, self.model, self.data = loaded
-        self.images, self.targets = self.data.load("train")
-        self.trainer = make_trainer(self.spec, self.model, logger=False)
-        self.device = self.trainer.strategy.root_device
+    config, image_shape = EXPERIMENTS[part]
+    flags = [
+        f"--config={CONFIGS / config}",
+        "--data=project.data.synthetic.SyntheticImages",
+        f"--data.image_shape={image_shape}",
+        f"--data.num_train={BATCH_SIZE * num_steps}",
+        f"--data.num_test={BATCH_SIZE}",
+        "--data.val_fraction=0",  # all generated images train
+        f"--trainer.default_root_dir={root}",
+        "--trainer.max_epochs=1",
+        "--trainer.limit_val_batches=0",
+        "--trainer.limit_test_batches=0",
+        "--trainer.enable_progress_bar=true",
+    ]
+    return parse(flags)
 
 
-def tutorial(reference: Reference) -> float:
-    """Train with the loop of PyTorch's tutorial. Return the seconds of 100 steps."""
-    samples = SingleImages(reference.images, reference.targets)
-    batches = DataLoader(samples, BATCH_SIZE, shuffle=True)
-    return train_by_hand(reference, batches, torch.contiguous_format)
+def tutorial(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Train with the loop of PyTorch's tutorial."""
+    batches = DataLoader(SingleImages(*data.load("train")), BATCH_SIZE, shuffle=True)
+    train_by_hand(model, batches, torch.contiguous_format, clock)
 
 
-def raw(reference: Reference) -> float:
+def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train with a fast loop: it makes the batches on the device, has a fused optimizer
-    and the memory layout channels_last, and logs nothing. Return the seconds of 100
-    steps."""
-    images = reference.images.to(reference.device)
-    targets = reference.targets.to(reference.device)
-    indices = torch.randperm(len(images), device=reference.device).split(BATCH_SIZE)
-    normalize = reference.data.normalize
-    batches = ((normalize(images[index]), targets[index]) for index in indices)
-    with cpu_threads(reference.spec.config.num_threads):
-        return train_by_hand(reference, batches, torch.channels_last, fused=True)
+    and the memory layout channels_last, and logs nothing."""
+    images, targets = (tensor.to(device()) for tensor in data.load("train"))
+    indices = torch.randperm(len(images), device=device()).split(BATCH_SIZE)
+    batches = ((data.normalize(images[index]), targets[index]) for index in indices)
+    with cpu_threads(spec.config.num_threads):
+        train_by_hand(model, batches, torch.channels_last, clock, fused=True)
+
+
+def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Train as scripts/train.py does, with logs, checkpoints and the progress bar."""
+    spec.trainer["callbacks"] = [clock]
+    train(spec, model, data)
 
 
 def train_by_hand(
-    reference: Reference,
+    model: Any,
     batches: Iterable[Batch],
     layout: torch.memory_format,
+    clock: StepClock,
     **options: Any,
-) -> float:
-    """Train a copy of the network for one epoch. Return the seconds of 100 steps.
+) -> None:
+    """Train the network for one epoch.
 
+    model: The network, the name of its optimizer and the learning rate are used.
     batches: Pairs of inputs and class numbers, on any device.
     layout: The memory layout of the network and the inputs.
     options: Further arguments of the optimizer.
     """
-    net: nn.Module = copy.deepcopy(reference.model.net)
-    net.to(reference.device, memory_format=layout)  # type: ignore[call-overload]
-    kind = getattr(torch.optim, reference.model.optimizer)
-    optimizer = kind(net.parameters(), lr=reference.model.lr, **options)
-    clock = StepClock(reference.num_steps)
+    net = model.net.to(device(), memory_format=layout)
+    kind = getattr(torch.optim, model.optimizer)
+    optimizer = kind(net.parameters(), lr=model.lr, **options)
     for step, (inputs, targets) in enumerate(batches, 1):
-        outputs = net(inputs.to(reference.device, memory_format=layout))
-        loss = nn.functional.cross_entropy(outputs, targets.to(reference.device))
+        outputs = net(inputs.to(device(), memory_format=layout))
+        loss = nn.functional.cross_entropy(outputs, targets.to(device()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         clock.mark(step)
-    return clock.seconds()
 
 
-def ours(reference: Reference) -> float:
-    """Train as scripts/train.py does, with logs, checkpoints and the progress bar, in a
-    temporary folder. Return the seconds of 100 steps."""
-    clock = StepClock(reference.num_steps)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [
-            f"--trainer.default_root_dir={folder}",
-            "--trainer.max_epochs=1",
-            "--trainer.limit_val_batches=0",
-            "--trainer.limit_test_batches=0",
-            "--trainer.enable_progress_bar=true",
-        ]
-        spec, model, data = parse([*reference.flags, *flags])
-        spec.trainer["callbacks"] = [clock]
-        train(spec, model, data)
-    return clock.seconds()
+def device() -> torch.device:
+    """Return the GPU if there is one, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator or torch.device("cpu")
 
 
-CONTESTANTS = {"tutorial": tutorial, "raw": raw, "ours": ours}
-"""{name: function}. Each function trains one epoch and returns the seconds of 100
-steps."""
+CONTESTANTS: dict[str, Any] = {"tutorial": tutorial, "raw": raw, "ours": ours}
+"""{name: function}. Each function trains one epoch."""
 
 
-def measure(reference: Reference, rounds: int) -> Rows:
+def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
     """Call the contestants in turn, so that a change of the machine's speed affects all
-    of them. Return their times. Their output is not printed."""
-    rows: Rows = {name: [] for name in CONTESTANTS}
-    with contextlib.redirect_stdout(io.StringIO()):
+    of them. Return the seconds of 100 steps in each round, by contestant. Their output
+    is not printed.
+
+    num_steps: The first step is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        tempfile.TemporaryDirectory() as root,
+    ):
         for _ in range(rounds):
             for name, contestant in CONTESTANTS.items():
-                rows[name].append(contestant(reference))
-    return rows
-
-
-def print_table(title: str, rows: Rows) -> None:
-    """Print a Markdown table. A row has the median of a contestant's rounds, the lowest
-    and the highest round, and the median divided by the median of "ours"."""
-    print(f"| {title} | s for 100 batches of {BATCH_SIZE} | / ours |\n|---|---|---|")
-    ours_median = statistics.median(rows["ours"])
-    for name, seconds in rows.items():
-        median = statistics.median(seconds)
-        spread = f"{min(seconds):.3g} to {max(seconds):.3g}"
-        print(f"| {name} | {median:.3g} ({spread}) | {median / ours_median:.3g} |")
-    print(flush=True)
+                clock = StepClock(num_steps + 1)
+                contestant(*load(part, num_steps + 1, root), clock)
+                start, end = clock.times
+                times[name].append(100 * (end - start) / num_steps)
+    return times
 
 
 def main(args: arguments.Args = None) -> None:
-    """Measure the parts, on the GPU if there is one, and print the tables.
+    """Measure the parts, on the GPU if there is one, and print a Markdown table for
+    each.
+
+    A row has the median of a contestant's rounds, the lowest and the highest round, and
+    the median divided by the median of "ours".
 
     args: The arguments of the script.
     """
-    options, _ = arguments.benchmark().read(args)
+    options = arguments.benchmark().parse_args(args)
     quiet_lightning()
-    reference = Reference("mnist", 2)
-    measure(reference, 1)  # warm-up
-    print(f"# Speed\n\n```\n{describe_environment(reference.trainer)}```\n")
+    print(f"# Speed\n\n```\n{describe_environment(Trainer(logger=False))}```\n")
     print(f"Median (lowest to highest) of {options.rounds} rounds.\n")
     for part in options.parts:
-        reference = Reference(part, options.steps + 1)
-        print_table(part, measure(reference, options.rounds))
+        times = measure(part, options.steps, options.rounds)
+        print(f"| {part} | s for 100 batches of {BATCH_SIZE} | / ours |\n|---|---|---|")
+        for name, seconds in times.items():
+            median = statistics.median(seconds)
+            ratio = median / statistics.median(times["ours"])
+            spread = f"{min(seconds):.3g} to {max(seconds):.3g}"
+            print(f"| {name} | {median:.3g} ({spread}) | {ratio:.3g} |")
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
-from torch import nn
 from torch.nn import functional
 
 module = pytest.importorskip("project.models.whitened_cnn")
@@ -57,41 +55,33 @@ def test_outside_training_it_averages_the_logits_of_mirrored_images(
     assert net.train()(images).shape == (5, 7)
 
 
-# a call inside Lightning 2.6
-@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
-def test_the_callback_whitens_before_a_new_training_only(tmp_path, classifier) -> None:
+@pytest.mark.parametrize(
+    ("stage", "ckpt_path", "weights"),
+    [
+        ("fit", None, None),
+        ("fit", "last.ckpt", None),
+        ("fit", None, "best.ckpt"),
+        ("test", None, None),
+    ],
+)
+def test_the_callback_whitens_before_a_new_training_only(
+    classifier, stage, ckpt_path, weights
+) -> None:
     synthetic = pytest.importorskip("project.data.synthetic").SyntheticImages
-    file = str(tmp_path / "last.ckpt")
-
-    def trained(data: Any, weights: Any = None, ckpt_path: Any = None) -> Any:
-        net = WhitenedCNN(4, widths=[8, 8, 8])
-        loss = nn.CrossEntropyLoss()
-        model = classifier(net, loss, num_classes=4, lr=0.001, weights=weights)
-        trainer = Trainer(
-            accelerator="cpu",
-            callbacks=[module.WhitenFirstLayer()],
-            default_root_dir=tmp_path,
-            limit_train_batches=1,
-            limit_val_batches=0,
-            max_epochs=2,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-        )
-        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
-        trainer.save_checkpoint(file)
-        return net.whiten.weight
-
     data = synthetic((3, 32, 32), 4, num_train=1200, num_test=20)
-    first = trained(data)
-    samples = data.splits["train"]
-    images = samples.__getitems__([i * len(samples) // 1000 for i in range(1000)])[0]
+    data.setup("fit")
+    net = WhitenedCNN(4, widths=[8, 8, 8])
     expected = Whiten(3)
-    expected.fit(data.normalize(images))
-    assert torch.equal(first, expected.weight)
-    others = synthetic((3, 32, 32), 4, num_train=90, num_test=20)
-    assert torch.equal(trained(others, weights=file), first)
-    assert torch.equal(trained(others, ckpt_path=file), first)
+    if (stage, ckpt_path, weights) == ("fit", None, None):
+        samples = data.splits["train"]
+        images, _ = samples.__getitems__(
+            [i * len(samples) // 1000 for i in range(1000)]
+        )
+        expected.fit(data.normalize(images))
+    model = classifier(net, num_classes=4, weights=weights)
+    trainer = SimpleNamespace(datamodule=data, ckpt_path=ckpt_path)
+    module.WhitenFirstLayer().setup(trainer, model, stage)
+    assert torch.equal(net.whiten.weight, expected.weight)
 
 
 def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(

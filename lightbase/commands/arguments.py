@@ -5,8 +5,8 @@ so --help and a mistyped flag are answered at once. Afterwards the script reads 
 arguments again, with the parser from the function of its name: `evaluate`, `predict`,
 `export`, `tune`, `sweep` or `benchmark`.
 
-Read `ScriptParser.read` first. It divides the arguments between the script and
-train.py, whose flags are in lightbase/core/parser.py.
+Read `ScriptParser.read` and `CheckpointParser.read` first. They divide the arguments
+between the script and train.py, whose flags are in lightbase/core/parser.py.
 """
 
 import argparse
@@ -20,16 +20,15 @@ from typing import NoReturn
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from lightbase.core.config_files import config_files, users_classes
-from lightbase.core.errors import UserError, did_you_mean, say
-from lightbase.core.files import relative_to_cwd
+from lightbase.core.errors import UserError, did_you_mean
 from lightbase.core.folder import newest_version
 from lightbase.core.project import PROJECT
 
 Args = Sequence[str] | None
 """The arguments of a command. None means the arguments of the command line."""
-ALL_FLAGS = ("-",)
-# flags of train.py that a script takes if it opens a checkpoint, beside --config
 CONFIG_FLAGS = ("--data.", "--trainer.")
+"""Beginnings of the flags of train.py that a script takes if it opens a checkpoint,
+beside --config."""
 
 
 def first_look(script: str, args: Sequence[str]) -> None:
@@ -48,7 +47,7 @@ def first_look(script: str, args: Sequence[str]) -> None:
         print(help_of_train())
         raise SystemExit(0)
     if script in PARSERS:
-        PARSERS[script]().read(args, is_first_look=True)
+        PARSERS[script]().read(args)
 
 
 def help_text(script: str) -> str:
@@ -65,29 +64,18 @@ def help_text(script: str) -> str:
 
 def help_of_train() -> str:
     """Return the text for --help of train.py: help/train.txt, with the YAML files and
-    the classes of the project filled in.
+    the bare names of the classes of the project filled in.
 
-    The classes are read from the source code, because an import of them would import
-    torch. The text of the base classes tells what a class is. A class is not listed if
-    this text does not tell, as for a class of the project.
+    The names are read from the source code, because an import would import torch.
     """
-    networks, data, models = [], [], []
-    for path, bases in users_classes():
-        if bases.endswith("nn.Module"):
-            networks.append(path)
-        elif bases.endswith("DataModule"):
-            data.append(path)
-        elif bases in ("BaseModule", "LightningModule"):
-            models.append(path)
     default = "Give --config FILE, or --model CLASS and --data CLASS."
     if PROJECT.default_config.is_file():
         default = "Without flags the experiment is\nconfigs/default.yaml."
+    classes = [path.rpartition(".")[2] for path in users_classes()]
     return help_text("train").format(
         default=default,
         configs=in_column([*config_files(PROJECT.configs)]),
-        networks=in_column(networks),
-        data=in_column(data),
-        models=in_column(models),
+        classes=in_column(classes),
     )
 
 
@@ -104,64 +92,40 @@ class ScriptParser(argparse.ArgumentParser):
     """The parser of a script. It takes no abbreviations, and mistakes are UserErrors.
 
     name: The script, such as "evaluate". Its help text is help/NAME.txt.
-    passes_on: The beginnings of the flags of train.py that the script takes, too. With
-        ALL_FLAGS, each flag that the script does not know is a flag of train.py.
     """
 
-    def __init__(self, name: str, passes_on: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         text = help_text(name)
         super().__init__(
-            description=text,
-            allow_abbrev=False,
-            formatter_class=formatter,
-            conflict_handler="resolve",  # see `read`
+            description=text, allow_abbrev=False, formatter_class=formatter
         )
-        self.passes_on = passes_on
 
-    def read(
-        self, args: Sequence[str] | None, is_first_look: bool = False
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options of the script, and the arguments for the parser of
-        train.py.
+    def read(self, args: Args) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options of the script, and all other arguments, which are for the
+        parser of train.py.
 
-        If the script opens a checkpoint, `ckpt_path` becomes the path of the file.
-
-        args: The arguments. None means the arguments of the command line.
-        is_first_look: Print nothing. The script reads the arguments a second time, and
-            prints the path of the checkpoint then.
-        Raise UserError for an unknown flag, for a wrong value, and for a checkpoint
-        that does not exist.
+        Raise UserError for a wrong value.
         """
-        if args is None:
-            args = sys.argv[1:]
-        if self.passes_on == ALL_FLAGS:
-            return self.parse_known_args(args)
-        # argparse divides flags with their values from files, which may stand between
-        for flag in dict.fromkeys(arg.partition("=")[0] for arg in args):
-            if flag.startswith(self.passes_on):
-                self.add_argument(flag, nargs="?", const="true")
-        options = self.parse_intermixed_args(args)
-        passed_on = [f"--config={file}" for file in vars(options).get("config", [])]
-        for name, value in vars(options).items():
-            if f"--{name}".startswith(self.passes_on) and value is not None:
-                passed_on.append(f"--{name}={value}")
-        if "ckpt_path" in options:
-            root = vars(options)["trainer.default_root_dir"]
-            path = checkpoint_file(options.ckpt_path, root)
-            if str(path) != options.ckpt_path and not is_first_look:
-                say(f"Checkpoint: {relative_to_cwd(path)}")
-            options.ckpt_path = path
-        return options, passed_on
+        return self.parse_known_args(args)
 
-    def add_checkpoint_arguments(self) -> None:
-        """Add the flags of scripts that open a checkpoint. `read` passes the last two
-        of them on to the parser of train.py."""
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError with argparse's message. argparse would exit."""
+        raise UserError(message, "see --help", 2)
+
+
+class CheckpointParser(ScriptParser):
+    """The parser of a script that opens a checkpoint. Of the flags of train.py it takes
+    --config and those of `CONFIG_FLAGS`, which replace settings of the run."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.add_argument(
             "--ckpt_path",
             required=True,
-            help="a checkpoint, a run's NAME or NAME/version_N, or last or best of the "
-            "newest run",
+            help="a checkpoint; a run's NAME or NAME/version_N; or last or best, of "
+            "the newest run of all names. Runs are looked up in logs/, or in the "
+            "folder that --trainer.default_root_dir names",
         )
         self.add_argument(
             "--trust_checkpoint",
@@ -178,15 +142,29 @@ class ScriptParser(argparse.ArgumentParser):
             metavar="FILE",
             help="a YAML of yours: the file gives its weights only",
         )
-        self.add_argument(
-            "--trainer.default_root_dir",
-            metavar="FOLDER",
-            help="the folder of your runs; logs/ unless given",
-        )
 
-    def error(self, message: str) -> NoReturn:
-        """Raise a UserError with argparse's message. argparse would exit."""
-        raise UserError(message, "see --help", 2)
+    def read(self, args: Args) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options of the script, and the arguments for the parser of
+        train.py. In the options, `ckpt_path` is the path of the file.
+
+        Raise UserError for an unknown flag, for a wrong value, and for a checkpoint
+        that does not exist.
+        """
+        if args is None:
+            args = sys.argv[1:]
+        # argparse divides flags with their values from files, which may stand between
+        for flag in dict.fromkeys(arg.partition("=")[0] for arg in args):
+            if flag.startswith(CONFIG_FLAGS):
+                self.add_argument(flag, nargs="?", const="true")
+        options = self.parse_intermixed_args(args)
+        flags = {f"--{name}": value for name, value in vars(options).items()}
+        passed_on = [f"--config={file}" for file in options.config]
+        for flag, value in flags.items():
+            if flag.startswith(CONFIG_FLAGS):
+                passed_on.append(f"{flag}={value}")
+        root = flags.get("--trainer.default_root_dir")
+        options.ckpt_path = checkpoint_file(options.ckpt_path, root)
+        return options, passed_on
 
 
 def checkpoint_file(text: str, root: str | None = None) -> Path:
@@ -199,7 +177,7 @@ def checkpoint_file(text: str, root: str | None = None) -> Path:
     Raise UserError if there is no such file.
     """
     path = Path(text)
-    logs = Path(root) if root else PROJECT.logs
+    logs = Path(root or PROJECT.logs)
     if text in ("last", "best"):
         files = logs.rglob(f"checkpoints/{text}.ckpt")
         path = max(files, key=os.path.getmtime, default=path)
@@ -231,25 +209,20 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
-def evaluate() -> ScriptParser:
-    """Return the parser of evaluate.py.
-
-    It passes on --config, --data.* and --trainer.*, which replace settings of the run.
-    """
-    parser = ScriptParser("evaluate", CONFIG_FLAGS)
-    parser.add_checkpoint_arguments()
+def evaluate() -> CheckpointParser:
+    """Return the parser of evaluate.py."""
+    parser = CheckpointParser("evaluate")
     text = "tables of the classes, as CSV too"
     parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help=text)
     return parser
 
 
-def predict() -> ScriptParser:
-    """Return the parser of predict.py. It passes on the same flags as evaluate.py.
+def predict() -> CheckpointParser:
+    """Return the parser of predict.py.
 
     All arguments that are no flags are files. Without files a split is predicted.
     """
-    parser = ScriptParser("predict", CONFIG_FLAGS)
-    parser.add_checkpoint_arguments()
+    parser = CheckpointParser("predict")
     add = parser.add_argument
     add(
         "--split",
@@ -258,17 +231,22 @@ def predict() -> ScriptParser:
         help="the set without files",
     )
     add("--output", type=output_file, help="FILE.csv, FILE.npz, or a folder for masks")
-    add("--top_k", type=int, metavar="K", default=1, help="the K likeliest classes")
+    add(
+        "--top_k",
+        type=PositiveInt,
+        metavar="K",
+        default=1,
+        help="the K likeliest classes",
+    )
     add("--probabilities", action="store_true", help="a column for each class")
     add("--threshold", type=float, default=0.5, help="of a label's probability")
     add("files", type=Path, nargs="*", help="files, or folders of images")
     return parser
 
 
-def export() -> ScriptParser:
-    """Return the parser of export.py. It passes on the same flags as evaluate.py."""
-    parser = ScriptParser("export", CONFIG_FLAGS)
-    parser.add_checkpoint_arguments()
+def export() -> CheckpointParser:
+    """Return the parser of export.py."""
+    parser = CheckpointParser("export")
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
     text = "the file; beside the checkpoint unless given"
     parser.add_argument("--output", type=output_file, help=text)
@@ -278,7 +256,7 @@ def export() -> ScriptParser:
 def tune() -> ScriptParser:
     """Return the parser of tune.py. All flags that it does not know are flags of
     train.py; they describe the experiment."""
-    parser = ScriptParser("tune", ALL_FLAGS)
+    parser = ScriptParser("tune")
     both = ["batch_size", "lr"]
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
@@ -292,7 +270,7 @@ def tune() -> ScriptParser:
 def sweep() -> ScriptParser:
     """Return the parser of sweep.py. All flags that it does not know are flags of
     train.py; each trial has them."""
-    parser = ScriptParser("sweep", ALL_FLAGS)
+    parser = ScriptParser("sweep")
     add = parser.add_argument
     add(
         "--search",
@@ -310,8 +288,7 @@ def sweep() -> ScriptParser:
 
 
 def benchmark() -> ScriptParser:
-    """Return the parser of benchmarks/benchmark.py, which takes no flags of
-    train.py."""
+    """Return the parser of benchmarks/benchmark.py."""
     parser = ScriptParser("benchmark")
     add = parser.add_argument
     add("--parts", nargs="+", choices=["mnist", "cifar"], default=["mnist", "cifar"])

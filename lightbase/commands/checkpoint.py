@@ -8,24 +8,27 @@ from typing import Any
 
 from lightning import Callback, LightningModule
 
-from lightbase.commands.extras import progress, register_strategies
+from lightbase.commands.extras import progress_bar, register_strategies
 from lightbase.core.build import make_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import cpu_threads
+from lightbase.core.errors import say
+from lightbase.core.files import relative_to_cwd
 from lightbase.core.load import load_run
 from lightbase.core.spec import RunSpec
 
 
 def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
     """Return the record of the run, the model with the weights of --ckpt_path, and the
-    data.
+    data. Print which file it is.
 
-    options, flags: What `ScriptParser.read` has returned.
+    options, flags: What `CheckpointParser.read` has returned.
     Raise UserError if the file is no sound checkpoint, is not the user's, or does not
     fit today's code. See `load_run`.
     """
     quiet_lightning()
+    say(f"Checkpoint: {relative_to_cwd(options.ckpt_path)}")
     return load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
 
 
@@ -39,10 +42,10 @@ def trainer_of(
     device is a UserError of two lines.
 
     spec: The record of the run. Its flags of the Trainer are used.
-    callbacks: The callbacks of the script. The progress display is added.
+    callbacks: The callbacks of the script. A progress bar is added.
     """
     register_strategies()
-    callbacks = [*callbacks, progress(spec)]
+    callbacks = [*callbacks, *progress_bar(spec)]
     trainer = make_trainer(
         spec, model, callbacks, logger=False, enable_checkpointing=False
     )

@@ -11,26 +11,19 @@ from lightning import Callback
 
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
-from lightbase.commands.runs import as_text
 from lightbase.commands.script import short_errors
 from lightbase.core.callbacks import StopOnSignal, end_with_parent, leave
 from lightbase.core.curves import is_of_class
-from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import describe_devices
-from lightbase.core.errors import UserError, rank, say
+from lightbase.core.errors import UserError, say
 from lightbase.core.files import json_text
 from lightbase.core.tables import as_table
 from lightbase.core.testing import NO_TEST, run_test
-from lightbase.extras.dry_run import try_network
-from lightbase.extras.figures import ClassReport
+from lightbase.extras.report import ClassReport
 
 
 def main(args: arguments.Args = None) -> dict[str, Any]:
     """Test the checkpoint, and print the metrics as a table and as JSON.
-
-    Before the test, the network tries two samples. If they do not fit, the error has
-    two lines. The settings of the run may have switched this off (--try_network false),
-    and a plain LightningDataModule is not tried.
 
     args: The arguments of the script.
     Return the metrics by name, such as test/acc.
@@ -48,19 +41,12 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
             callbacks.append(report)
         with trainer_of(spec, model, callbacks) as trainer:
             say(describe_devices(trainer))
-            if rank() == 0 and isinstance(data, BaseDataModule):
-                data.prepare_data()
-                data.setup("test")
-                if spec.config.try_network and "test" in data.splits:
-                    try_network(model, data, spec.config.trainer, "test")
             metrics = run_test(trainer, model, data, None)
         leave(trainer)
         if not metrics:
             raise UserError(NO_TEST)
-    rows = [("metric", "value")]
-    for name in sorted(metrics, key=is_of_class):
-        rows.append((name, as_text(metrics[name], name)))
-    lines = as_table(rows)
+    names = sorted(metrics, key=is_of_class)
+    lines = as_table([("metric", "value"), *[(name, metrics[name]) for name in names]])
     if report is not None:
         lines += report.lines
     say("\n".join([*lines, json_text(metrics)]))
@@ -68,18 +54,16 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
 
 
 def report_folder(typed: str, checkpoint: Path) -> Path:
-    """Return the folder for --report.
+    """Return the folder for --report, which is made if it is missing.
 
     typed: The value of the flag. If it is empty, the report goes to the run's folder,
         or beside a checkpoint that lies in no run.
     checkpoint: The path of the checkpoint.
-    Raise UserError if there is no such folder.
     """
-    folder = Path(typed)
-    if not typed:
-        folder = checkpoint.absolute().parent
-        if folder.name == "checkpoints":
-            folder = folder.parent
-    if not folder.is_dir():
-        raise UserError(f"--report {folder}: there is no such folder", status=2)
+    folder = checkpoint.absolute().parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    if typed:
+        folder = Path(typed)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder

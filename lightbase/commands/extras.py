@@ -60,16 +60,15 @@ def make_extras(spec: RunSpec) -> list[Extra]:
         extras.append(StepTimer())
     if config.device_monitor:
         extras.append(DeviceMonitor())
-    return [*extras, progress(spec), OpenLoggers()]
+    return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
 
 
-def progress(spec: RunSpec) -> Extra:
-    """Return the progress display of a run: a progress bar, or the printer of a line
-    for each epoch.
+def progress_bar(spec: RunSpec) -> list[Extra]:
+    """Return the progress bar of a run, in a list, or an empty list.
 
     --trainer.enable_progress_bar decides. Without this flag there is a bar in a
-    terminal and in a notebook. If --trainer.callbacks has another bar, only the lines
-    are added to it.
+    terminal and in a notebook. If --trainer.callbacks has another bar, there is only
+    that one.
 
     spec: The record of the run, after `build`.
     """
@@ -78,8 +77,8 @@ def progress(spec: RunSpec) -> Extra:
         is_wanted = sys.stdout.isatty() or is_interactive()
     configured = as_list(spec.trainer["callbacks"])
     if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
-        return TrainingProgressBar()
-    return EpochLines()
+        return [TrainingProgressBar()]
+    return []
 
 
 def advice_after(trainer: Any) -> str:

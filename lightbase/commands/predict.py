@@ -7,13 +7,14 @@ Read `main` first. `batches_of_files` or `loader_of_split` gives the batches, `p
 runs the loop, and a `Collector` keeps the outputs until all of them are written.
 """
 
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningDataModule, LightningModule
+from lightning import Callback, LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -25,7 +26,6 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, printable
 from lightbase.core.files import write_whole
-from lightbase.core.module import BaseModule
 from lightbase.core.predictions import predicted_masks
 from lightbase.core.tables import as_csv, as_table
 from lightbase.extras.image_folder import list_images
@@ -40,9 +40,6 @@ from lightbase.extras.predict import (
 )
 
 BATCH_SIZE = 256  # of files
-NO_ROWS = (
-    "predict_step has to return tensors, in a dict or tuple, with a row for each input"
-)
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
@@ -62,19 +59,17 @@ def main(args: arguments.Args = None) -> None:
         spec, model, data = open_checkpoint(options, flags)
         config = spec.config.trainer
         check_one_device(config)
-        output = options.output
-        suffix = Path(output or "printed.csv").suffix
-        task = task_of(model, data)
+        # a plain LightningModule may have no task; then its outputs are numbers
+        task: str | None = getattr(model, "task", None)
+        is_npz = options.output is not None and options.output.suffix == ".npz"
         # a file .npz may hold the probabilities of each pixel, too
-        has_masks = task == "segmentation" and suffix != ".npz"
-        if has_masks and suffix != "":
+        has_masks = task == "segmentation" and not is_npz
+        if has_masks and options.output is None:
             problem = "masks are no table: give --output FOLDER or FILE.npz"
             raise UserError(problem, status=2)
         names: Names = []
         unreadable: Names = []
-        kind = "sample"
         if options.files:
-            kind = "file"
             # both lists get their entries while the files are read
             batches: Any = batches_of_files(data, options.files, names, unreadable)
         else:
@@ -88,45 +83,44 @@ def main(args: arguments.Args = None) -> None:
             # the Trainer has left out the batches after a limit
             names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
-            raise UserError(f"{NO_ROWS}; there are {len(names)} inputs")
-        if suffix == ".npz":
-            write_arrays(output, names, outputs)
+            problem = f"predict_step has no row for each of the {len(names)} inputs"
+            raise UserError(problem, "return tensors (N, ...), also in a dict or tuple")
+        if is_npz:
+            write_arrays(options.output, names, outputs)
         elif has_masks:
-            write_masks(output, names, outputs)
+            write_masks(options.output, names, single(outputs))
         else:
-            columns = {kind: names, **prediction_columns(outputs, data, task, options)}
+            columns = prediction_columns(single(outputs), data, task, options)
             columns |= true_columns(collector.true, data, task)
-            write_table(output, columns)
-        if output is not None:
-            print(f"{len(names)} predictions in {output}")
+            write_table(options, names, columns)
+        if options.output is not None:
+            print(f"{len(names)} predictions in {options.output}")
         if unreadable:
             raise UserError("\n".join(unreadable))
 
 
-def write_table(output: Path | None, columns: Columns) -> None:
-    """Write a CSV file, or print a table if there is no file.
+def single(outputs: dict[str, Rows]) -> Rows:
+    """Return the outputs if predict_step returns one tensor. Raise UserError if it
+    returns several."""
+    if outputs.keys() - {"prediction"}:
+        problem = f"predict_step returns {', '.join(outputs)}, which is no table"
+        raise UserError(problem, "--output FILE.npz writes any tensors", 2)
+    return outputs["prediction"]
 
-    columns: All columns have the same length.
+
+def write_table(options: Namespace, names: Names, columns: Columns) -> None:
+    """Write a CSV file, or print a table if there is no --output.
+
+    names: The first column.
+    columns: The others, which have the same length.
     """
-    table = [tuple(columns), *zip(*columns.values(), strict=True)]
-    if output is None:
+    first = "file" if options.files else "sample"
+    rows = zip(names, *columns.values(), strict=True)
+    table = [(first, *columns), *rows]
+    if options.output is None:
         print("\n".join(as_table(table)))
     else:
-        write_whole(output, as_csv(table))
-
-
-def task_of(model: LightningModule, data: Any) -> str | None:
-    """Return the task of the module, such as "multiclass". It decides how the outputs
-    are written.
-
-    A plain LightningModule may have an attribute `task`, too. Without it, its outputs
-    are taken as classes if the data has names for the classes.
-    """
-    task: str | None = getattr(model, "task", None)
-    is_plain = not isinstance(model, BaseModule)
-    if is_plain and task is None and getattr(data, "classes", None):
-        return "multiclass"
-    return task
+        write_whole(options.output, as_csv(table))
 
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
@@ -204,15 +198,15 @@ class Collector(Callback):
 
     def __init__(self, has_masks: bool) -> None:
         self.has_masks = has_masks
-        self.outputs: Rows = defaultdict(list)
+        self.outputs: dict[str, Rows] = defaultdict(list)
         self.true: list[Tensor] = []
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep a batch. Raise UserError if its outputs are no tensors with rows."""
+        """Keep a batch."""
         for name, rows in rows_by_name(outputs).items():
-            if self.has_masks and isinstance(rows, Tensor) and rows.dim() == 4:
+            if self.has_masks and rows.dim() == 4:
                 rows = predicted_masks(rows)
             self.outputs[name] += to_host(rows)  # one copy for a batch
         targets = targets_of(batch)
@@ -246,16 +240,11 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
         tensors of a dict keep their names. The tensors of a tuple or list are named
         "0", "1" and so on. A list of dicts has a dict for each sample, as detectors
         return it.
-    Raise UserError for anything else, such as a tensor without dimensions.
     """
     if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict):
         return {name: [sample[name] for sample in outputs] for name in outputs[0]}
-    rows = {"prediction": outputs}
+    if isinstance(outputs, tuple | list):
+        return {str(i): rows for i, rows in enumerate(outputs)}
     if isinstance(outputs, dict):
-        rows = outputs
-    elif isinstance(outputs, tuple | list):
-        rows = {str(i): part for i, part in enumerate(outputs)}
-    for part in rows.values():
-        if not isinstance(part, Tensor) or part.dim() == 0:
-            raise UserError(NO_ROWS)
-    return rows
+        return outputs
+    return {"prediction": outputs}

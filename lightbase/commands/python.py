@@ -73,9 +73,8 @@ def train(
     flags = {"trust_checkpoint": trust, **flags}
     with python_errors(way_out), short_device_errors():
         if isinstance(module, str | Path):
-            if not isinstance(data, dict | None):
-                raise UserError("lightbase.train takes settings with a config file")
-            args, objects = as_arguments((data or {}) | flags)
+            settings: Any = data or {}
+            args, objects = as_arguments(settings | flags)
             spec, model, data = command.parse([f"--config={module}", *args])
             spec.trainer |= objects
             return command.train(spec, model, data)

@@ -7,14 +7,12 @@ appears at once. Read `main` first. It reads the folders of the runs (`find_runs
 file.
 """
 
-import io
 import itertools
 import json
 import logging
 import math
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NamedTuple
@@ -24,17 +22,16 @@ import yaml
 from lightbase.commands.arguments import Args, ScriptParser, output_file
 from lightbase.commands.script import short_errors
 from lightbase.core.config_files import checked
-from lightbase.core.errors import UserError, did_you_mean, printable
+from lightbase.core.errors import UserError, did_you_mean, first_line, printable
 from lightbase.core.files import read_text, relative_to_cwd, write_whole
 from lightbase.core.folder import is_running
 from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
 from lightbase.core.project import PROJECT
-from lightbase.core.tables import as_csv, as_table
+from lightbase.core.tables import as_csv, as_table, as_text
 
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-LARGEST_FOR_C = 20_000
-"""Characters of a config that the fast loader reads. In a longer one, brackets could be
-nested so deeply that they end the process."""
+DAMAGES = (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError)
+"""What reading a damaged file raises. Its values may have any type."""
 Row = dict[str, Any]
 Rows = list[Row]
 
@@ -80,7 +77,8 @@ def find_runs(root: Path, names: list[str]) -> Runs:
 
 
 def read_run(root: Path, folder: Path) -> RunInfo:
-    """Read the files of a run. Missing and damaged files are empty.
+    """Read the files of a run. A run with a damaged file is reported, and has no
+    values.
 
     A run is finished if it has metrics.json and no process trains it. `epochs` and
     `minutes` are from metrics.json if it is there, and from progress.json before.
@@ -88,25 +86,28 @@ def read_run(root: Path, folder: Path) -> RunInfo:
     root: The folder of all runs.
     folder: The folder of the run, which is somewhere in `root`.
     """
-    # before the files are read: the run may be ending now
-    status = "running" if is_running(folder) else "stopped"
-    settings = flatten(read_file(folder / "config.yaml"))
-    progress = read_file(folder / "progress.json")
-    metrics = read_file(folder / "metrics.json")
-    if metrics and status == "stopped":
-        status = "finished"
-    latest = progress | metrics
     results: Row = {
         "name": folder.parent.relative_to(root).as_posix(),
         "version": folder.name.removeprefix("version_"),
-        "status": status,
-        "epochs": latest.get("epochs"),
-        "minutes": None,
+        # before the files are read: the run may be ending now
+        "status": "running" if is_running(folder) else "stopped",
     }
-    if is_number(latest.get("train_seconds")):
-        results["minutes"] = round(latest["train_seconds"] / 60, 2)
-    if "monitor" in progress:
-        results[f"best {progress['monitor']}"] = progress.get("best")
+    try:
+        settings = flatten(read_file(folder / "config.yaml"))
+        progress = read_file(folder / "progress.json")
+        metrics = read_file(folder / "metrics.json")
+        latest = progress | metrics
+        if "train_seconds" in latest:
+            minutes = round(latest["train_seconds"] / 60, 2)
+            results |= {"epochs": latest["epochs"], "minutes": minutes}
+    except DAMAGES as error:
+        problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
+        print(f"Note: {printable(problem)}", file=sys.stderr)
+        return RunInfo(folder, {}, results, {})
+    if "best" in progress:
+        results[f"best {progress['monitor']}"] = progress["best"]
+    if metrics and results["status"] == "stopped":
+        results["status"] = "finished"
     for key in sorted(metrics):
         if key.startswith("test/") and key != "test/num_samples":
             results[key] = metrics[key]
@@ -115,48 +116,50 @@ def read_run(root: Path, folder: Path) -> RunInfo:
 
 def read_file(path: Path) -> Row:
     """Return the content of a JSON or YAML file, without building objects. It is empty
-    for a missing file and, after a note, for a damaged one."""
-    try:
-        text = read_text(path)
-        if path.suffix == ".json":
-            content = json.loads(text)
-        else:
-            loader: Any = LOADER
-            if len(text) > LARGEST_FOR_C:
-                loader = yaml.SafeLoader
-            content = checked(yaml.load(text, loader))
-    except FileNotFoundError:
+    if there is no file."""
+    if not path.exists():
         return {}
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        content = None
-    if isinstance(content, dict):
-        return content
-    print(f"Note: {printable(relative_to_cwd(path))} is damaged", file=sys.stderr)
-    return {}
+    text = read_text(path)
+    if path.suffix == ".json":
+        content = json.loads(text)
+    else:
+        content = checked(yaml.load(text, LOADER))
+    return dict(content)
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value can be computed with and compared. Values in a damaged
-    file may have any type."""
-    return isinstance(value, int | float) and math.isfinite(value)
+def sort_runs(runs: Runs, column: str, mode: str | None) -> Runs:
+    """Return the runs by a column. Runs without a number in it are the last ones.
+
+    column: A result or a setting.
+    mode: "max" if the largest number comes first; otherwise the smallest one does.
+    """
+
+    def position(run: RunInfo) -> float:
+        value = (run.settings | run.results).get(column)
+        if not isinstance(value, int | float):
+            return math.inf
+        if mode == "max":
+            return -value
+        return value
+
+    return sorted(runs, key=position)
 
 
 def best_checkpoint(runs: Runs) -> Path:
     """Return best.ckpt of the run with the best validation, never by the test.
 
-    Runs without a best value, such as new ones, are left out.
-
-    Raise UserError if the runs do not have one monitored metric.
+    Raise UserError if the runs do not have one monitored metric. Runs without a best
+    value, such as new ones, do not count.
     """
-    measured = [run for run in runs if is_number(run.progress.get("best"))]
-    metrics = {str(run.progress.get("monitor")) for run in measured}
+    measured = [run for run in runs if "best" in run.progress]
+    metrics = {run.progress["monitor"]: run.progress["mode"] for run in measured}
     if len(metrics) != 1:
         names = " and ".join(sorted(metrics)) or "no value of any"
         problem = f"--best needs runs with one monitored metric; these have {names}"
         raise UserError(problem, status=2)
-    is_max = measured[0].progress.get("mode") == "max"
-    measured.sort(key=lambda run: run.progress["best"], reverse=is_max)
-    return measured[0].folder / "checkpoints" / "best.ckpt"
+    for metric, mode in metrics.items():
+        best, *_ = sort_runs(measured, f"best {metric}", mode)
+    return best.folder / "checkpoints" / "best.ckpt"
 
 
 def as_rows(runs: Runs) -> Rows:
@@ -169,9 +172,7 @@ def as_rows(runs: Runs) -> Rows:
     for run in runs:
         columns |= run.results
     configs = [run.settings for run in runs if run.settings]
-    # how many runs have each setting: those of all runs come first
-    counts = Counter(itertools.chain(*configs))
-    for key, _ in counts.most_common():
+    for key in dict.fromkeys(itertools.chain(*configs)):
         num_values = len({repr(config.get(key)) for config in configs})
         if num_values > 1 and key not in RUN_LOCATION_KEYS:
             columns[key] = None
@@ -182,39 +183,10 @@ def as_rows(runs: Runs) -> Rows:
     return rows
 
 
-def sort_rows(rows: Rows, column: str) -> Rows:
-    """Return rows by a column: the best metric or the smallest number first, and rows
-    without a number last.
-
-    rows: At least one.
-    column: The name of a column, as the table shows it.
-    Raise UserError for an unknown column.
-    """
-    if column not in rows[0]:
-        columns = ", ".join(rows[0])
-        raise UserError(f"--sort {column}: the columns are {columns}", status=2)
-    numbers = [row for row in rows if is_number(row[column])]
-    others = [row for row in rows if not is_number(row[column])]
-    is_max = better_by_name(column) == "max"
-    numbers.sort(key=lambda row: row[column], reverse=is_max)
-    return numbers + others
-
-
-def as_text(value: Any, column: str = "") -> str:
-    """Return a cell for people: metrics with four decimals, classes without their
-    module, at most 50 characters.
-
-    value: None becomes "-". A float that is no metric has four significant digits, and
-        so has a very small or large metric.
-    column: The name of the column. The name of a metric has a slash.
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        if "/" in column and 1e-3 <= abs(value) < 1e4:
-            return f"{value:.4f}"
-        return f"{value:.4g}"
-    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", str(value))
+def short_text(value: Any) -> str:
+    """Return a cell for people: `as_text`, with classes without their module, and at
+    most 50 characters."""
+    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
     if len(text) > 50:
         return f"{text[:49]}…"
     return text
@@ -228,7 +200,7 @@ def print_table(rows: Rows) -> None:
     """
     cells = [list(rows[0])]
     for row in rows:
-        cells.append([as_text(value, column) for column, value in row.items()])
+        cells.append([short_text(value) for value in row.values()])
     lines = as_table(cells)
     width = get_terminal_size().columns
     if sys.stdout.isatty() and max(map(len, lines)) > width:
@@ -275,11 +247,8 @@ def draw_curves(runs: Runs, file: Path) -> None:
         raise UserError(problem, "and a file .png, .pdf or .svg", 2)
     num_columns = math.isqrt(len(names))
     num_rows = math.ceil(len(names) / num_columns)
-    height = 3 * num_rows + 0.2 * len(runs) + 0.3  # with the legend
-    figure = Figure((9 * num_columns, height))
-    # for 500 curves, a layout engine takes minutes
-    top = 3 * num_rows / height
-    figure.subplots_adjust(0.1 / num_columns, 0.5 / height, 0.99, top, hspace=0.4)
+    height = 3 * num_rows + 0.2 * len(runs)  # with the legend
+    figure = Figure((9 * num_columns, height), layout="constrained")
     colors = colormaps["turbo"].resampled(len(runs) + 1)
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(num_rows, num_columns, number)
@@ -287,13 +256,9 @@ def draw_curves(runs: Runs, file: Path) -> None:
         for index, run_curves in enumerate(curves):
             points = run_curves.get(name, ([], []))
             axes.plot(*points, ".-", color=colors(index))
-    # matplotlib reads text between two $ as a formula
-    folders = [printable(relative_to_cwd(run.folder)) for run in runs]
-    labels = [folder.replace("$", r"\$") for folder in folders]
-    figure.legend(axes.lines, labels, loc="upper left")
-    image = io.BytesIO()
-    figure.savefig(image, format=file.suffix[1:])
-    write_whole(file, image.getbuffer())
+    labels = [relative_to_cwd(run.folder) for run in runs]
+    figure.legend(axes.lines, labels, loc="outside upper left")
+    figure.savefig(file)
     print(f"Curves: {relative_to_cwd(file)}")
 
 
@@ -341,9 +306,13 @@ def main(args: Args = None) -> None:
     with short_errors():
         options = make_parser().parse_args(args)
         runs = find_runs(options.root, options.names)
-        rows = as_rows(runs)
         if options.sort:
-            rows = sort_rows(rows, options.sort)
+            runs = sort_runs(runs, options.sort, better_by_name(options.sort))
+        rows = as_rows(runs)
+        if options.sort not in (None, *rows[0]):
+            columns = ", ".join(rows[0])
+            problem = f"--sort {options.sort}: the columns are {columns}"
+            raise UserError(problem, status=2)
         if options.plot:
             draw_curves(runs, options.plot)
         if options.csv:

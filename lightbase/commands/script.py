@@ -166,11 +166,8 @@ def short_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        problem = f"{error.strerror}; what was saved before is whole"
-        if error.filename:
-            problem = f"{error.filename}: {problem}"
         way_out = "make room or choose another folder, then start the command again"
-        print_error(f"{problem}\n{way_out}")
+        print_error(f"{error}; what was saved before is whole\n{way_out}")
         sys.exit(1)
 
 

@@ -9,10 +9,9 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from optuna.trial import TrialState
 
 from lightbase.commands import arguments
-from lightbase.commands.runs import Row, as_text, find_runs, print_table
+from lightbase.commands.runs import Row, find_runs, print_table, short_text
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse, train
 from lightbase.core.compat import quiet_lightning
@@ -27,12 +26,16 @@ from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
 from lightbase.extras.dry_run import load_data
 from lightbase.extras.sweep import (
-    Choices,
     Flags,
+    FrozenTrial,
+    Study,
     Sweep,
-    Trials,
+    TrialState,
+    Values,
     as_flags,
+    ends_of,
     make_grid,
+    name_of,
     open_study,
     read_search,
 )
@@ -44,9 +47,8 @@ REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
-def main(args: arguments.Args = None) -> Trials:
-    """Train the trials, print the results, and return the trials by the names of their
-    folders.
+def main(args: arguments.Args = None) -> Study:
+    """Train the trials, print the results, and return the study with the trials.
 
     The same command continues a sweep that was interrupted. After a signal the message
     says so.
@@ -58,20 +60,18 @@ def main(args: arguments.Args = None) -> Trials:
     with short_errors():
         options, flags = arguments.sweep().read(args)
         quiet_lightning()
-        searches = dict(map(read_search, options.search))
-        num_trials = count_trials(searches, options.trials)
-        sweep = begin(options, flags, searches)
+        sweep = begin(options, flags)
         folder = relative_to_cwd(sweep.folder)
-        say(f"{num_trials} trials in {folder}, each with its output.txt")
+        say(f"{sweep.num_trials} trials in {folder}, each with its output.txt")
         try:
-            for name in sweep.train_trials(num_trials, train_run):
-                row = as_row(sweep, name).items()
-                say(", ".join(f"{key} {as_text(value, key)}" for key, value in row))
+            for trial in sweep.train_trials(train_run):
+                row = as_row(sweep, trial).items()
+                say(", ".join(f"{key} {short_text(value)}" for key, value in row))
         except Stopped as stopped:
             stopped.hint = "; the same command continues"
             raise
         show_results(sweep)
-        return sweep.trials()
+        return sweep.study
 
 
 def train_run(args: Flags) -> None:
@@ -82,43 +82,27 @@ def train_run(args: Flags) -> None:
     train(*parse(args))
 
 
-def count_trials(searches: dict[str, Any], limit: int | None) -> int:
-    """Return how many trials a sweep has: the combinations of a grid, at most --trials,
-    or --trials if a flag has a range.
-
-    searches: The distributions by flag.
-    limit: The value of --trials; None if it is not given.
-    Raise UserError if a range has no --trials, if a flag cannot be searched, or if a
-    fold or a seed is searched together with a range.
-    """
-    grid = make_grid(searches)
-    refused = NOT_SEARCHED
-    if not grid:
-        refused = NOT_SEARCHED + REPEATS
-    for flag in searches:
-        if flag in refused:
-            problem = f"--search: {flag} cannot be searched"
-            raise UserError(problem, "folds and seeds can, in a grid of lists", 2)
-    if grid:
-        return len(grid[:limit])
-    if limit is None:
-        raise UserError("--trials N: how many? a range has no end", status=2)
-    return limit
-
-
-def begin(options: Any, flags: Flags, searches: dict[str, Any]) -> Sweep:
-    """Check all values, prepare the data, and open the study.
+def begin(options: Any, flags: Flags) -> Sweep:
+    """Check the searches and the flags, prepare the data, and open the study.
 
     options: The flags of sweep.py.
     flags: The flags of train.py.
-    searches: The distributions by flag.
-    Raise UserError if a value or a flag is wrong, before anything is written. Raise it
-    too if an earlier start of this sweep had other settings.
+    Raise UserError if something is wrong, before anything is written. Raise it too if
+    an earlier start of this sweep had other settings.
     """
-    spec, model, data = check_values(searches, flags)
+    searches = dict(map(read_search, options.search))
+    grid = make_grid(searches)[: options.trials]
+    for flag in searches:
+        if flag in NOT_SEARCHED or (flag in REPEATS and not grid):
+            problem = f"--search: {flag} cannot be searched"
+            raise UserError(problem, "folds and seeds can, in a grid of lists", 2)
+    num_trials = len(grid) or options.trials
+    if num_trials is None:
+        raise UserError("--trials N: how many? a range has no end", status=2)
+    spec, model, data = parse_ends(searches, flags)
     monitor = choose_monitor(spec.config, model, data)
     metric, mode = monitor or (None, "min")
-    if monitor is None and not make_grid(searches):
+    if monitor is None and not grid:
         problem = "a search compares trials by a validation, and there is none"
         raise UserError(problem, status=2)
     spec.config.name = options.name or f"{spec.config.name}_sweep"
@@ -127,44 +111,32 @@ def begin(options: Any, flags: Flags, searches: dict[str, Any]) -> Sweep:
         load_data(data, with_test=False)  # once, a download for instance
     settings = flatten(as_values(spec)) | {"search": options.search}
     del settings["trainer.default_root_dir"]  # it may be typed in several ways
-    study = open_study(folder, settings, mode)
-    return Sweep(study, folder, flags, searches, metric, spec.config.seed_everything)
+    study, lock = open_study(folder, settings, mode)
+    seed = spec.config.seed_everything
+    return Sweep(study, lock, folder, flags, searches, grid, num_trials, metric, seed)
 
 
-def check_values(searches: dict[str, Any], flags: Flags) -> Any:
-    """Parse commands that have each value of the lists and both ends of the ranges. A
-    mistake is found here, before the first training.
-
-    There are as many commands as the longest list has values; the two ends of a range
-    count as a list. Shorter lists start again at their beginning, so not every
-    combination is parsed.
+def parse_ends(searches: Values, flags: Flags) -> Any:
+    """Parse two commands: one with the last value of each list and the upper end of
+    each range, and one with the first values. Most mistakes are found here, before the
+    first training. A mistake in another value of a list ends its trial.
 
     searches: The distributions by flag.
     flags: The flags of train.py that all trials have.
     Return what `parse` returns for the first values. Raise UserError for a wrong value,
     and if a trial would use several devices.
     """
-    values: dict[str, Any] = {}
-    for flag, distribution in searches.items():
-        if isinstance(distribution, Choices):
-            values[flag] = distribution.choices
-        else:
-            values[flag] = (distribution.low, distribution.high)
-    # in reverse order: the first values come last and are returned
-    for i in reversed(range(max(map(len, values.values())))):
-        chosen = {flag: choices[i % len(choices)] for flag, choices in values.items()}
-        parsed = parse([*flags, *as_flags(chosen)])
+    for end in (-1, 0):
+        values = {flag: ends_of(searches[flag])[end] for flag in searches}
+        parsed = parse([*flags, *as_flags(values)])
         check_one_device(parsed[0].config.trainer)
     return parsed
 
 
-def as_row(sweep: Sweep, name: str) -> Row:
+def as_row(sweep: Sweep, trial: FrozenTrial) -> Row:
     """Return the values, the best value of the monitored metric, and the state of a
-    trial. A failed one has the reason. After a kill, a trial is still "running".
-
-    name: The name of the trial's folder.
-    """
-    trial = sweep.trials()[name]
+    trial. A failed one has the reason. After a kill, a trial is still "running"."""
+    name = name_of(trial.number)
     state = trial.state.name.lower()
     if trial.state == TrialState.FAIL:
         state = f"failed, {sweep.study.user_attrs.get(name, 'no reason told')}"
@@ -179,9 +151,8 @@ def show_results(sweep: Sweep) -> None:
 
     Raise UserError if no trial has finished.
     """
-    trials = sweep.trials()
-    print_table([as_row(sweep, name) for name in trials])
-    if all(trial.state != TrialState.COMPLETE for trial in trials.values()):
+    print_table([as_row(sweep, trial) for trial in sweep.study.trials])
+    if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
     if any(flag in sweep.searches for flag in REPEATS):
         print_means(sweep)
@@ -198,17 +169,16 @@ def print_means(sweep: Sweep) -> None:
     """
     results = {run.results["name"]: run.results for run in find_runs(sweep.folder, [])}
     groups: Any = defaultdict(list)
-    for name, trial in sweep.trials().items():
-        if trial.state == TrialState.COMPLETE:
-            values = {k: v for k, v in trial.params.items() if k not in REPEATS}
-            groups[tuple(values.items())].append(results[name])
+    for trial in sweep.study.get_trials(states=[TrialState.COMPLETE]):
+        values = tuple((k, v) for k, v in trial.params.items() if k not in REPEATS)
+        for metric, number in results.get(name_of(trial.number), {}).items():
+            if metric.startswith(("best ", "test/")):
+                groups[values, metric].append(number)
     rows = []
-    for values, group in groups.items():
-        for metric in group[0]:
-            if metric.startswith(("best ", "test/")) and len(group) > 1:
-                numbers = np.array([result.get(metric) for result in group], float)
-                row = {"metric": metric, "n": len(group)}
-                row |= {"mean": numbers.mean(), "spread": numbers.std(ddof=1)}
-                rows.append(dict(values) | row)
+    for (values, metric), numbers in groups.items():
+        if len(numbers) > 1:
+            array = np.array(numbers, float)  # NaN for None
+            row = {"metric": metric, "n": len(array), "mean": array.mean()}
+            rows.append(dict(values) | row | {"spread": array.std(ddof=1)})
     if rows:
         print_table(rows)

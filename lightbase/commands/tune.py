@@ -1,17 +1,15 @@
 """Find a batch size and a learning rate for an experiment before training it.
 
-The searches are made by Lightning's Tuner. Each one has a new Trainer and begins with
-the same weights, because the Tuner restores them. Nothing is changed in the config: the
-user adds the suggested flags to the next command.
+Lightning's finders make the searches. Each one begins with the same weights, which
+Lightning restores. Nothing is changed in the config: the user adds the suggested flags
+to the next command.
 """
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from lightning import Trainer
-from lightning.pytorch.tuner import Tuner
-from lightning.pytorch.utilities.parsing import lightning_setattr
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.commands import arguments
 from lightbase.commands.script import short_errors
@@ -21,13 +19,16 @@ from lightbase.core.checkpoint import AtomicCheckpointIO
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, first_line
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
 from lightbase.core.names import flatten
-from lightbase.core.spec import RunSpec, as_values
+from lightbase.core.spec import as_values
 from lightbase.extras.dry_run import dry_run
+
+RATES = ("model.lr", "model.learning_rate")
+"""Names of the learning rate: of a BaseModule, and in Lightning's examples."""
 
 
 def main(args: arguments.Args = None) -> list[str]:
@@ -45,114 +46,84 @@ def main(args: arguments.Args = None) -> list[str]:
         quiet_lightning()
         spec, model, data = parse(flags)
         check_one_device(spec.config.trainer)
-        finders = {}
-        if "batch_size" in options.find:
-            finders[flag_of(spec, "data.batch_size")] = find_batch_size
-        if "lr" in options.find:
-            finders[flag_of(spec, "model.lr", "model.learning_rate")] = find_lr
+        names = [name for name in RATES if name in flatten(as_values(spec))]
+        if "lr" in options.find and not names:
+            raise UserError(f"there is no {' or '.join(RATES)} to search")
         spec.trainer["callbacks"] = None  # they would stop the training, or save
         if isinstance(model, BaseModule):
             model.scheduler = None  # the finder has its own
         dry_run(model, data, spec.config)
         folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
+        finders = make_finders(options, data)
+        trainer = make_trainer(
+            spec,
+            model,
+            callbacks=list(finders.values()),
+            default_root_dir=folder,  # the finders write the weights there for a while
+            plugins=[AtomicCheckpointIO()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            fast_dev_run=False,
+            max_epochs=-1,
+            max_steps=0,  # a finder sets its own limit
+            num_sanity_val_steps=0,
+            check_val_every_n_epoch=1_000_000,
+        )
+        try:
+            trainer.fit(model, data)
+        except MisconfigurationException as error:
+            raise UserError(first_line(error), "see --find") from error
         suggested = []
-        for flag, find in finders.items():
-            trainer = make_endless_trainer(spec, model, folder)
-            suggested += [flag, find(trainer, model, data, options)]
+        if "batch_size" in finders:
+            size = finders["batch_size"].optimal_batch_size
+            suggested += ["--data.batch_size", str(size)]
+        if "lr" in finders:
+            lr = suggested_lr(finders["lr"].optimal_lr, folder / "lr.png")
+            suggested += [f"--{names[0]}", f"{lr:.2g}"]
         print(f"Folder: {relative_to_cwd(folder)}")
         print(f"Suggested flags: {' '.join(suggested)}")
         return suggested
 
 
-def flag_of(spec: RunSpec, *names: str) -> str:
-    """Return the flag of the first of `names` that the classes of the run take.
+def make_finders(options: Any, data: Any) -> dict[str, Any]:
+    """Return the finders of --find, in the order in which they search.
 
-    names: Names of settings, such as "model.lr" and "model.learning_rate".
-    Raise UserError if the classes take none of them.
-    """
-    settings = flatten(as_values(spec))
-    for name in names:
-        if name in settings:
-            return f"--{name}"
-    raise UserError(f"there is no {' or '.join(names)}: it cannot be searched")
+    The batch size begins with 2 samples, and is doubled until the memory is full. It
+    stays at most --max_batch_size and the number of training samples.
 
-
-def make_endless_trainer(spec: RunSpec, model: Any, folder: Path) -> Trainer:
-    """Return a Trainer that only a finder ends. It does not validate, and it writes
-    only the weights that the finder restores afterwards.
-
-    spec: The record of the run. Its flags of the Trainer count, except for the ones
-        below.
-    folder: The finder writes the weights there, and deletes the file at its end.
-    """
-    return make_trainer(
-        spec,
-        model,
-        default_root_dir=folder,
-        plugins=[AtomicCheckpointIO()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        fast_dev_run=False,
-        max_epochs=-1,
-        num_sanity_val_steps=0,
-        check_val_every_n_epoch=1_000_000,
-    )
-
-
-def find_batch_size(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
-    """Return the largest size that fits into memory, up to --max_batch_size. The data
-    has this size afterwards.
-
-    The search begins with 2 samples, and doubles the size until the memory is full or
-    the limit is reached. The limit is never above the number of training samples.
-
-    trainer: See `make_endless_trainer`; each search needs a new one.
-    options: The flag --max_batch_size.
+    The learning rate grows from --min_lr to --max_lr in --num_steps training steps.
+    Lightning smooths the losses, and ends the search early if the loss is above four
+    times its lowest value. It suggests the rate at which the loss falls fastest.
     """
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
         data.prepare_data()
         data.setup("fit")
         limit = min(limit, len(data.splits["train"]))
-        data.drop_last = False  # Lightning makes a loader of a size over the limit, too
-    size: Any = Tuner(trainer).scale_batch_size(
-        model,
-        datamodule=data,
-        steps_per_trial=5,
-        max_val=limit + 1,  # Lightning ends the search there without a trial
-    )
-    if size > limit:
-        size //= 2  # the next one, which was not tried
-    lightning_setattr(model, "batch_size", size)  # wherever the finder has set it
-    return str(size)
+    doublings = limit.bit_length() - 1
+    finders = {
+        "batch_size": BatchSizeFinder(
+            steps_per_trial=5, max_trials=doublings, max_val=limit + 1
+        ),
+        "lr": LearningRateFinder(
+            options.min_lr, options.max_lr, options.num_steps, update_attr=False
+        ),
+    }
+    return {name: finders[name] for name in finders if name in options.find}
 
 
-def find_lr(trainer: Trainer, model: Any, data: Any, options: Namespace) -> str:
-    """Return the learning rate at which the loss falls fastest, and draw the losses as
-    lr.png in the Trainer's folder.
+def suggested_lr(search: Any, file: Path) -> float:
+    """Return the learning rate that Lightning suggests, and draw the losses.
 
-    The rate grows from --min_lr to --max_lr in --num_steps training steps. Lightning
-    smooths the losses, and ends the search early if the loss is above four times its
-    lowest value.
-
-    trainer: See `make_endless_trainer`; each search needs a new one.
-    options: The flags --min_lr, --max_lr and --num_steps.
+    search: The search of Lightning's finder.
+    file: The picture.
     Raise UserError if too few losses are finite.
     """
-    finder: Any = Tuner(trainer).lr_find(
-        model,
-        datamodule=data,
-        min_lr=options.min_lr,
-        max_lr=options.max_lr,
-        num_training=options.num_steps,
-        update_attr=False,
-    )
-    suggested = finder.suggestion()
-    file = Path(trainer.default_root_dir) / "lr.png"
-    finder.plot(suggest=True).savefig(file)
-    if suggested is None:
+    lr: float | None = search.suggestion()
+    search.plot(suggest=True).savefig(file)
+    if lr is None:
         problem = f"no learning rate to suggest: see {relative_to_cwd(file)}"
         way_out = "give another --min_lr or --max_lr, or more --num_steps"
         raise UserError(problem, way_out)
-    return f"{suggested:.2g}"
+    return lr

@@ -254,6 +254,7 @@ class TensorBatches(Dataset[Batch]):
         """The targets of all samples, or None, see `targets_of`. No inputs are
         copied."""
         targets = rows_of(targets_of(self.all_values), self.index)
+        # convert_types converts the targets of a pair
         return targets_of(convert_types((None, targets)))
 
     def __len__(self) -> int:

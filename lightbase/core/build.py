@@ -20,19 +20,11 @@ from lightning import (
 )
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_devices, settle_devices
-from lightbase.core.errors import (
-    UserError,
-    did_you_mean,
-    first_line,
-    imported,
-    raised_at,
-    say,
-)
+from lightbase.core.errors import UserError, first_line, imported, raised_at, say
 from lightbase.core.module import BaseModule
 from lightbase.core.parser import explain
 from lightbase.core.spec import RunSpec, arguments, entries, validate
@@ -246,10 +238,6 @@ def make_trainer(
         return Trainer(**trainer_options | {"plugins": plugins, "callbacks": callbacks})
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"
-        if "invalid strategy" in problem:
-            strategy = trainer_options["strategy"]
-            near = did_you_mean(strategy, StrategyRegistry.available_strategies())
-            problem = f"there is no trainer.strategy {strategy!r}{near}"
         raise UserError(problem, status=2) from error
 
 

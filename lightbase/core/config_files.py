@@ -17,8 +17,8 @@ from lightbase.core.project import PROJECT
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
 MAX_VALUES = 100_000
 """Far above the number of values in any config that a person writes."""
-CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
-"""A class at the top level of a file: its name and its base classes."""
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
+"""The name of a class at the top level of a file."""
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
@@ -111,19 +111,18 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
 
     package: The name of the user's package when the config was written.
     key: The key of `config`, which is one value of a larger config. Only the values of
-        `IMPORT_PATH_KEYS` and the texts in lists can be import paths.
+        `IMPORT_PATH_KEYS` can be import paths.
     """
     if isinstance(config, dict):
         return {
             name: renamed(value, package, str(name)) for name, value in config.items()
         }
     if isinstance(config, list):
-        return [renamed(value, package, "class_path") for value in config]
+        return [renamed(value, package) for value in config]
     if config == "lightbase.Features":  # in version 0.3 it was part of the library
         return f"{PROJECT.package}.data.features.Features"
-    is_path = isinstance(config, str) and key in IMPORT_PATH_KEYS
-    if is_path and config.startswith(f"{package}."):
-        return PROJECT.package + config.removeprefix(package)
+    if key in IMPORT_PATH_KEYS and str(config).startswith(f"{package}."):
+        return PROJECT.package + str(config).removeprefix(package)
     return config
 
 
@@ -134,15 +133,15 @@ def config_files(folder: Path) -> dict[str, str]:
     return {file.stem: relative_to_cwd(file) for file in files}
 
 
-def users_classes() -> list[tuple[str, str]]:
-    """Return (import path, base classes as text) for each class in the user's package.
-    No file is imported. Classes inside other classes or functions are left out."""
+def users_classes() -> list[str]:
+    """Return the import path of each class in the user's package. No file is imported.
+    Classes inside other classes or functions are left out."""
     classes = []
     for file in sorted((PROJECT.root / PROJECT.package).rglob("*.py")):
         path = file.relative_to(PROJECT.root).with_suffix("")
         module = ".".join(path.parts).removesuffix(".__init__")
-        for name, bases in CLASS.findall(file.read_text("utf-8", "replace")):
-            classes.append((f"{module}.{name}", bases))
+        for name in CLASS.findall(file.read_text("utf-8", "replace")):
+            classes.append(f"{module}.{name}")
     return classes
 
 
@@ -153,7 +152,7 @@ def path_of_class(name: str) -> str:
     name. Any other text is returned unchanged.
     """
     if name[:1].isupper():
-        paths = [path for path, _ in users_classes() if path.endswith(f".{name}")]
+        paths = [path for path in users_classes() if path.endswith(f".{name}")]
         if len(paths) == 1:
             return paths[0]
     return name

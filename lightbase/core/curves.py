@@ -157,14 +157,15 @@ class Curves(Callback):
                 say(f"Parameter group {name}: {num} parameter tensors, lr {lr:g}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the saved states to the accumulators if the run resumes.
+        """Restore the accumulators of this process if the run resumes.
 
-        The number of processes may have changed. Process r of n adds every n-th state,
-        beginning with state r, so that each state is added once.
+        The number of processes can only change between two epochs, where all saved
+        states are empty.
         """
+        rank = trainer.global_rank
         for name, states in self.resumed.items():
-            for state in states[trainer.global_rank :: trainer.world_size]:
-                self.means[name].add_state(state)
+            if rank < len(states):
+                self.means[name].load_state(states[rank])
         self.resumed = {}
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -178,9 +179,9 @@ class Curves(Callback):
     ) -> None:
         """Remember the learning rates of this step. The schedule changes them before
         `on_train_batch_end` is called."""
-        ids = {id(group) for group in optimizer.param_groups}
         for name, group in parameter_groups(trainer).items():
-            if id(group) in ids:
+            # by identity: two groups may have equal options
+            if any(group is stepped for stepped in optimizer.param_groups):
                 self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
@@ -254,7 +255,7 @@ class Curves(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the saved states. `on_train_start` adds them to the accumulators."""
+        """Keep the saved states. `on_train_start` restores them."""
         self.rates = state_dict["rates"]
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 

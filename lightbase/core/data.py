@@ -148,7 +148,7 @@ class BaseDataModule(LightningDataModule):
     @property
     def num_classes(self) -> int | None:
         """The number of classes. None if the targets are not classes."""
-        return len(self.classes or []) or None
+        return len(self.classes) or None
 
     def load(self, split: Literal["train", "test"]) -> Any:
         """Return the samples of a split, one of `own_splits`. Every data set overrides
@@ -216,8 +216,6 @@ class BaseDataModule(LightningDataModule):
                 and "predict" need the test set. With folds the test set is a part of
                 the training set, so every stage loads the training set.
         """
-        if self.classes is None:
-            self.classes = []
         trains = stage in ("fit", "validate")
         if (trains or self.fold) and "train" not in self.splits:
             self._load_train_and_val()
@@ -500,11 +498,10 @@ def as_samples(
         loaded = loaded.tensors
     if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
         values = as_tensors(loaded)
-        parts = [loaded]
-        if isinstance(loaded, tuple | list):
-            parts = [*loaded]
+        parts = loaded if isinstance(loaded, tuple | list) else [loaded]
+        # Arrays that stay in their files are converted batch by batch.
         if not any(isinstance(part, np.memmap) for part in parts):
-            values = convert_types(values)  # once, not in each batch
+            values = convert_types(values)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:

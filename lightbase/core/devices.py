@@ -100,7 +100,9 @@ def num_devices(devices: Any) -> int:
 
 def check_processes(number: int, num_nodes: int) -> None:
     """Raise UserError if torchrun or SLURM has started other numbers of processes, or
-    if several machines are asked for and nothing has started them.
+    if several machines are asked for and nothing has started them. Lightning would
+    wait for the machines, and would find another number of processes only after the
+    first process has loaded the data.
 
     number: How many devices of each machine the flags ask for; -1 means all.
     num_nodes: How many machines the flags ask for.
@@ -129,23 +131,48 @@ def check_devices(trainer: Any) -> None:
     if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
         start_cuda(accelerator)
     devices = parse_devices(trainer.devices)
-    number = num_devices(devices)
-    check_processes(number, trainer.num_nodes)
+    check_processes(num_devices(devices), trainer.num_nodes)
     if rank() > 0:
         return
-    if accelerator == "auto" and num_gpus():
+    total = num_gpus()
+    if accelerator == "auto" and total:
         accelerator = "gpu"
     is_on_gpu = accelerator in ("gpu", "cuda", "mps")
-    if trainer.strategy == "dp" and (
-        num_processes_started() != (0, 0) or not is_on_gpu
-    ):
+    is_launched = num_processes_started() != (0, 0)
+    if trainer.strategy == "dp" and (is_launched or not is_on_gpu):
         raise UserError(
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
         )
-    if is_on_gpu:
-        check_gpus(accelerator, devices)
-    elif accelerator in ("auto", "cpu"):
-        check_cpus(number, trainer.strategy)
+    if not is_on_gpu:
+        check_cpus(num_devices(devices), trainer)
+        return
+    indices = devices if isinstance(devices, list) else range(devices)
+    if max(indices, default=0) >= total:
+        # torch's version may end with +cpu
+        raise UserError(
+            f"trainer.accelerator {accelerator}, trainer.devices {trainer.devices}: "
+            f"torch {torch.__version__} finds {total} GPUs of CUDA, ROCm or MPS",
+            "the first one is --trainer.devices [0]; without a GPU use "
+            "--trainer.accelerator cpu",
+        )
+
+
+def check_cpus(number: int, trainer: Any) -> None:
+    """Raise UserError if several processes on CPUs have no strategy, or if there are
+    more than two for each core: Lightning would start all of them.
+
+    number: How many processes the flags ask for.
+    trainer: The Trainer's flags.
+    """
+    if trainer.accelerator not in ("auto", "cpu"):
+        return
+    if number > 1 and trainer.strategy == "auto":
+        raise UserError(
+            f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
+        )
+    num_cores = os.cpu_count() or 1
+    if number > 2 * num_cores:
+        raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
 
 
 def forks_processes(trainer: Any) -> bool:
@@ -155,44 +182,6 @@ def forks_processes(trainer: Any) -> bool:
     trainer: The Trainer's flags.
     """
     return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
-
-
-def check_gpus(accelerator: str, devices: Any) -> None:
-    """Raise UserError if there is no GPU, or not each of the GPUs that the flags ask
-    for.
-
-    accelerator: The flag, for the message.
-    devices: The result of `parse_devices`.
-    """
-    total = num_gpus()
-    if not total:
-        # torch's version may end with +cpu or +xpu
-        raise UserError(
-            f"trainer.accelerator {accelerator}: no GPU was found by torch "
-            f"{torch.__version__}",
-            "GPUs need a torch for CUDA, ROCm or MPS; Intel's (XPU) are not supported; "
-            "use cpu",
-        )
-    indices = devices if isinstance(devices, list) else range(devices)
-    if max(indices, default=0) >= total:
-        raise UserError(
-            f"trainer.devices {devices}: GPUs found: {total}; the first is [0]"
-        )
-
-
-def check_cpus(number: int, strategy: Any) -> None:
-    """Raise UserError if several processes on CPUs have no strategy, or if there are
-    more than two for each core.
-
-    number: How many processes the flags ask for.
-    """
-    if number > 1 and strategy == "auto":
-        raise UserError(
-            f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
-        )
-    num_cores = os.cpu_count() or 1
-    if number > 2 * num_cores:
-        raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
 
 
 def check_one_device(trainer: Any) -> None:

@@ -4,9 +4,10 @@
 sums of the means, the value of a metric as numbers, and the names of the curves.
 """
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -170,21 +171,10 @@ class Accumulator:
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
             self.num_broken = self.num_broken + (labels != targets).sum()
-        try:
+        shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
+        problem = f"{name} cannot take outputs and targets {str(shapes)[:80]}"
+        with short_metric_errors(metric, problem):
             metric.update(outputs, labels)
-        except Exception as error:  # each metric has its own classes of errors
-            shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
-            problem = f"{name} cannot take outputs and targets {str(shapes)[:80]}"
-            raise_error(metric, problem, error)
-
-    def compute(self, name: str, metric: Metric) -> Any:
-        """Return the value of a metric. Raise UserError if a metric of torchmetrics
-        cannot be computed, for instance because it takes other outputs."""
-        try:
-            return metric.compute()
-        except Exception as error:
-            problem = f"{name} cannot be computed from these outputs"
-            raise_error(metric, problem, error)
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the means and metrics over the samples of all processes, and
@@ -209,7 +199,10 @@ class Accumulator:
         curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
         self.non_scalar_values = {}
         for name, metric in self._measured():
-            value = self.compute(name, metric)
+            # some metrics look at the outputs only here
+            problem = f"{name} cannot be computed from these outputs"
+            with short_metric_errors(metric, problem):
+                value = metric.compute()
             parts = numbers(f"{self.prefix}{name}", value, self.classes)
             for curve, part in parts.items():
                 if curve in curves:
@@ -234,24 +227,25 @@ class Accumulator:
         """Return the sums and the states of the metrics for a checkpoint, on the CPU:
         other processes may not see the GPU of this one.
 
-        Metrics whose states cannot be merged are left out. They start from zero after a
-        resume.
+        Wrappers are left out, because their states are in other metrics. They start
+        from zero after a resume.
         """
         self.flush()
         states = {}
         for name, metric in self._measured():
-            is_wrapper = isinstance(metric, WrapperMetric)
-            if metric.full_state_update is False and not is_wrapper:
+            if not isinstance(metric, WrapperMetric):
                 states[name] = metric.metric_state
         state = {"names": list(self.names), "sums": self.sums, "metrics": states}
         return to_host(state)  # type: ignore[no-any-return]
 
-    def add_state(self, state: dict[str, Any]) -> None:
-        """Add a state from a checkpoint. Call this before the first batch.
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state from a checkpoint. Call this before the first batch.
 
-        state: The result of `state`, maybe of another process.
+        state: The result of `state`. The metrics may have changed since then: a new
+            one starts from zero.
 
-        Raise ValueError if the sums do not fit their names.
+        Raise ValueError if the sums do not fit their names, and KeyError if a metric
+        lacks a part of its state.
         """
         if state["sums"] is None:
             return
@@ -259,9 +253,15 @@ class Accumulator:
         if state["sums"].shape != (len(names) + 1,):
             raise ValueError("the sums of the curves do not fit their names")
         self.merge(names, state["sums"], [])
-        for name, saved in state["metrics"].items():
-            self.metrics[name].merge_state(saved)
-            self.has_metrics = True
+        saved = state["metrics"]
+        for name, metric in self.metrics.items():
+            if name not in saved:
+                continue
+            # Metric.merge_state would divide a mean by the number of updates, which is
+            # 0 here.
+            for attribute in metric.metric_state:
+                setattr(metric, attribute, saved[name][attribute])
+        self.has_metrics = bool(saved)
 
 
 def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
@@ -280,17 +280,21 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([(values * weights).sum(0), num_samples])
 
 
-def raise_error(metric: Metric, problem: str, error: Exception) -> NoReturn:
-    """Raise UserError for an error in a metric of torchmetrics. Raise any other error
-    as it is: it may be a bug in the user's metric.
+@contextlib.contextmanager
+def short_metric_errors(metric: Metric, problem: str) -> Iterator[None]:
+    """Within this context, turn an error of a metric of torchmetrics into a UserError.
+    An error of another metric is raised as it is: it may be a bug in the user's metric.
 
-    problem: The name of the metric, and what failed.
+    problem: The name of the metric, and what fails.
     """
-    is_users = not type(metric).__module__.startswith("torchmetrics.")
-    if is_users or isinstance(error, torch.OutOfMemoryError):
-        raise error
-    line = f"the metric {problem}: {first_line(error)}"
-    raise UserError(line, "does it fit the task?") from error
+    try:
+        yield
+    except Exception as error:  # each metric has its own classes of errors
+        is_users = not type(metric).__module__.startswith("torchmetrics.")
+        if is_users or isinstance(error, torch.OutOfMemoryError):
+            raise
+        line = f"the metric {problem}: {first_line(error)}"
+        raise UserError(line, "does it fit the task?") from error
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -351,12 +355,12 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 
 def as_curve_names(classes: Sequence[str]) -> list[str]:
     """Return the names in a form that all loggers, such as MLflow, and file names
-    allow: "a b/c" becomes a_b_c. Names that are equal then get their index, such as a_0
-    and a_1."""
+    allow: "a b/c" becomes a_b_c. If two names are equal then, all get their index, such
+    as a_0 and b_1, so that no two are equal."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
-    return [
-        f"{name}_{i}" if names.count(name) > 1 else name for i, name in enumerate(names)
-    ]
+    if len({*names}) == len(names):
+        return names
+    return [f"{name}_{i}" for i, name in enumerate(names)]
 
 
 def collection(
@@ -369,7 +373,7 @@ def collection(
         class; None means no metric.
     more: Metrics to add, by name.
 
-    Raise UserError for a name that is taken, or that torch does not allow.
+    Raise UserError for a name that is taken.
     """
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__: metrics}
@@ -383,11 +387,6 @@ def collection(
             )
         if isinstance(metric, ClasswiseWrapper):  # its dict has other names
             metric = metric.metric
-        try:
-            # all at once they would be sorted by name
-            ordered.add_metrics({name: metric})
-        except KeyError as error:  # a name with a dot, or of a method of the collection
-            raise UserError(
-                f"model.metrics: {name!r} cannot be a name: {error}", status=2
-            ) from error
+        # all at once they would be sorted by name
+        ordered.add_metrics({name: metric})
     return ordered

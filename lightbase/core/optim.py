@@ -16,12 +16,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    LambdaLR,
-    LRScheduler,
-    SequentialLR,
-)
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lightbase.core.compat import forget_train_loader, make_train_loader
 from lightbase.core.errors import UserError, did_you_mean, first_line, imported
@@ -172,16 +167,12 @@ def build_optimizer(
     Raise UserError for an unknown name or argument.
     """
     cls = find_class("optimizer", name)
-    if "lr" in args:
-        raise UserError(
-            f"model.optimizer_args.lr {args['lr']}: the learning rate is --model.lr",
-            status=2,
-        )
     device_types = FUSED_ON.get(cls, ())
-    for parameter in chain.from_iterable(group["params"] for group in groups):
-        is_on_device = parameter.device.type in device_types
-        fused = fused and is_on_device and parameter.is_floating_point()
-    if fused and not IMPLEMENTATIONS & args.keys():
+    can_fuse = all(
+        parameter.device.type in device_types and parameter.is_floating_point()
+        for parameter in chain.from_iterable(group["params"] for group in groups)
+    )
+    if fused and can_fuse and not IMPLEMENTATIONS & args.keys():
         args = {**args, "fused": True}
     return build("optimizer", cls, args, groups, lr=lr)
 
@@ -203,12 +194,6 @@ def build_scheduler(
     without one, and for a `max_lr` that is not the optimizer's learning rate.
     """
     cls = find_class("scheduler", name)
-    if issubclass(cls, (SequentialLR, ChainedScheduler)):
-        raise UserError(
-            f"model.scheduler {name} takes schedules, which settings cannot describe",
-            "override configure_optimizers of the model",
-            2,
-        )
     length = length_argument(name, args)
     if length:
         if num_steps is None:
@@ -299,19 +284,13 @@ def grouped(
     groups: {name: options}, such as {"head": {"lr": 0.1}}. A parameter is in the first
         group whose name it matches, see `matches`.
 
-    Raise UserError for a group without parameters, or with a learning rate that is not
-    a finite number above 0.
+    Raise UserError for a group without parameters.
     """
     rest = [(name.removeprefix("net."), parameter) for name, parameter in named]
     names = [name for name, _ in rest]
     chosen = []
     for group, options in groups.items():
         flag = f"model.parameter_groups.{group}"
-        lr = options.get("lr", 1.0)
-        if not isinstance(lr, int | float) or not 0 < lr < math.inf:
-            raise UserError(
-                f"{flag}.lr {lr!r}: a learning rate is a number over 0", status=2
-            )
         members = [x for name, x in rest if matches(group, name, x)]
         rest = [(name, x) for name, x in rest if not matches(group, name, x)]
         if not members:

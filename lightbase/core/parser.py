@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-import yaml
-from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -63,8 +62,12 @@ TRAINER_DEFAULTS = {
     "max_epochs": 10,
     "log_every_n_steps": 100,
     "enable_model_summary": False,
+    # of Lightning, for arguments in `TRAINER_TYPES`
+    "check_val_every_n_epoch": 1,
+    "accumulate_grad_batches": 1,
 }
-"""Defaults of the Trainer's arguments that differ from Lightning's defaults."""
+"""Defaults of the Trainer's arguments that differ from Lightning's defaults, or from
+None."""
 TRAINER_TYPES: dict[str, Any] = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
     # would be read as 1.0, all batches
@@ -128,16 +131,6 @@ def as_tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def load_value(text: str) -> Any:
-    """Return the value of a text in YAML: a number, a list, a dict, or the text.
-
-    Raises yaml.YAMLError for a text that is not valid YAML.
-    """
-    if text == "None":  # jsonargparse makes it of a null
-        return None
-    return get_loader("yaml")(text)
-
-
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     """Return what to print for an error of jsonargparse: a line, or the message itself
     if there is no function in `EXPLAINERS`.
@@ -165,13 +158,11 @@ class Parser(LightningArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        set_loader("with_null", load_value, (yaml.YAMLError,))
         register_type(Path, str, absolute, fail_already_registered=False)
         register_type(Tensor, Tensor.tolist, as_tensor, fail_already_registered=False)
         resolve_class_names(path_of_class)
         change_yaml_loader(read_no_base_60)
         options |= {
-            "parser_mode": "with_null",
             "allow_abbrev": False,
             "print_config": None,
             "usage": "python scripts/train.py [--KEY VALUE] ...",
@@ -189,16 +180,12 @@ class Parser(LightningArgumentParser):
         nested_key: The name before each argument, such as "trainer"; None for no name.
         """
         types = types_for(class_type)
-        parameters = inspect.signature(class_type).parameters
-        names = sorted(types.keys() & parameters.keys())
+        names = sorted(types.keys() & inspect.signature(class_type).parameters.keys())
         options["skip"] = {*(options.get("skip") or ()), *names}
         added = super().add_class_arguments(class_type, nested_key, **options)
         for name in names:
-            default = None
-            if class_type is Trainer:
-                default = parameters[name].default
             key = f"{nested_key}.{name}".removeprefix("None.")
-            self.add_argument(f"--{key}", type=types[name], default=default)
+            self.add_argument(f"--{key}", type=types[name], default=None)
             added.append(key)
         return added
 
@@ -250,7 +237,9 @@ def parser_of(class_path: str) -> ArgumentParser:
     class_path: The import path of the class or function.
     """
     parser = ArgumentParser(exit_on_error=False, add_help=False)
-    class_or_function = pkgutil.resolve_name(class_path)
+    module, _, name = class_path.rpartition(".")
+    # the colon: torchvision.models.alexnet is a function and a module
+    class_or_function = pkgutil.resolve_name(f"{module}:{name}")
     if inspect.isclass(class_or_function):
         parser.add_class_arguments(class_or_function, fail_untyped=False)
     else:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lightbase.core.data import BaseDataModule
 
@@ -13,6 +14,9 @@ PALETTE = (
 )
 """Colours (256, 3) of the classes in masks, as torchvision's draw_segmentation_masks
 chooses them."""
+MISFITS = (AttributeError, IndexError, RuntimeError, TypeError)
+"""Errors of `columns_of` if outputs and targets do not fit the task: they are no
+tensors, or tensors of other shapes."""
 
 
 def class_names(data: Any, num_classes: int) -> list[str]:
@@ -48,3 +52,40 @@ def predicted_masks(outputs: Tensor) -> Tensor:
     if outputs.shape[1] > 1:
         return outputs.argmax(1)
     return (probabilities(outputs)[:, 0] > 0.5).long()
+
+
+def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Return the values of a batch that are kept for pictures: tensors with a row for
+    each sample. The first tensor has the true values, the second one has the predicted
+    values.
+
+    regression: The targets and the outputs as they are.
+    segmentation: Class numbers (N, H, W).
+    multiclass: Class numbers (N,). A third tensor (N,) has the probability of the
+        predicted class. The outputs may be logits or probabilities.
+
+    task: The attribute `task` of the module. docs/tensorboard.md lists the shapes.
+    Raise one of MISFITS if the values do not fit the task.
+    """
+    if task == "regression":
+        return [targets, outputs.reshape(targets.shape)]
+    predicted = predicted_masks(outputs)
+    # the loss of two classes may need masks of floats
+    columns = [targets.reshape(predicted.shape).long(), predicted]
+    if task == "multiclass":
+        # the outputs are probabilities if those of each sample add up to 1
+        are_shares = ((outputs.sum(1) - 1).abs() < 1e-3).all() & (outputs >= 0).all()
+        columns.append(torch.where(are_shares, outputs, outputs.softmax(1)).amax(1))
+    return columns
+
+
+def confusion(true: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
+    """Return a confusion matrix, int64 (num_classes, num_classes). Row i, column j has
+    the number of samples or pixels of class i that are predicted as class j.
+
+    true: Integers of any shape. Only values from 0 to num_classes - 1 count. The value
+        -100, which the loss ignores, does not.
+    predicted: Class numbers of the same shape.
+    """
+    counts = (true >= 0) & (true < num_classes)
+    return multiclass_confusion_matrix(predicted[counts], true[counts], num_classes)

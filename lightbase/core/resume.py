@@ -78,6 +78,7 @@ MAY_CHANGE = {
 }
 """Settings that a resume may change, with all settings below them. All others must
 stay."""
+TRUE = ("true", "True")
 NOT_IN_EPOCH = ("trainer.devices", "trainer.num_nodes")
 """Settings that may change between two epochs only: they decide which process gets
 which batch."""
@@ -127,7 +128,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     ckpt_path = line.place("ckpt_path")
     if ckpt_path is None and is_restarted(line):
         ckpt_path = "last"
-    if ckpt_path is None or line.names("print_config"):
+    if ckpt_path is None or line.place("print_config") in TRUE:
         return None
     name, root = line.place("name"), line.place("trainer.default_root_dir")
     path = Path(ckpt_path)
@@ -136,7 +137,7 @@ def find_restart(line: CommandLine) -> Restart | None:
         path = newest_checkpoint(ckpt_path, newest_run(line))
     if ckpt_path == "last":
         folder = path.parent.parent
-    if line.place("trust_checkpoint") not in ("true", "True"):
+    if line.place("trust_checkpoint") not in TRUE:
         way_out = f"to start a new run from its weights: --model.weights {path}"
         check_own(path, root, way_out)
     if folder and not path.is_file():

@@ -8,7 +8,6 @@ settings and turns them into YAML.
 
 import argparse
 import copy
-import functools
 import inspect
 import pkgutil
 import sys
@@ -28,10 +27,9 @@ from lightbase.core.names import RUN_LOCATION_KEYS, flatten
 from lightbase.core.parser import SEE_HELP, Parser, make_parser, parser_of
 from lightbase.core.project import PROJECT
 
-LOCATION = (*RUN_LOCATION_KEYS, "trust_checkpoint")
-"""Flags that say where a run is and whether its file is trusted."""
-NOT_KEPT = ("print_config", "trust_checkpoint")
-"""Settings of one command, which the run does not keep."""
+SWITCHES = ("print_config", "trust_checkpoint")
+"""Settings of one command, which the run does not keep. A switch that stands alone is
+true."""
 YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(None))
 """Types of values that config.yaml can hold."""
 
@@ -39,8 +37,9 @@ YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(No
 def first_parser() -> argparse.ArgumentParser:
     """Return a parser of the flags that decide how the other arguments are read.
 
-    These are --config, --model, --data, and the flags in `LOCATION`. `RunSpec.parser`
-    reads the other arguments: it can be made only after the model's class is known.
+    These are --config, --model, --data, where the run is, and the flags in `SWITCHES`.
+    `RunSpec.parser` reads the other arguments: it can be made only after the model's
+    class is known.
     """
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False
@@ -50,7 +49,8 @@ def first_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", "--data.class_path")
     for name in RUN_LOCATION_KEYS:
         parser.add_argument(f"--{name}")
-    parser.add_argument("--trust_checkpoint", nargs="?", const="true")
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", nargs="?", const="true")
     return parser
 
 
@@ -59,8 +59,10 @@ class CommandLine:
 
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
-    first: {flag: text} for --model, --data and each flag in `LOCATION` that is given.
+    first: {flag: text} for each flag of `first_parser` but --config that is given.
     others: All other arguments, as they were typed.
+    file_settings: The settings of all config files by the names of flags, such as
+        "model.lr". If two files have the same setting, the later file counts.
 
     Raises UserError for a config file that is missing or not valid, and for a flag
     above without a value.
@@ -72,10 +74,13 @@ class CommandLine:
         except argparse.ArgumentError as error:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
-        self.configs = {path: read_config(Path(path)) for path in options.config}
+        files = vars(options).pop("config")
+        self.configs = {path: read_config(Path(path)) for path in files}
+        self.file_settings: dict[str, Any] = {}
+        for content in self.configs.values():
+            self.file_settings |= flatten(content)
         self.first: dict[str, str] = {}
-        for name in ("model", "data", *LOCATION):
-            value = getattr(options, name)
+        for name, value in vars(options).items():
             if value == "":  # a variable of a shell that is not set
                 problem = f"--{name}= has no value"
                 raise UserError(problem, f"give one, or leave --{name} out", 2)
@@ -99,41 +104,16 @@ class CommandLine:
         come first, because they decide which further flags there are."""
         return [f"--{key}={value}" for key, value in self.first.items()] + self.others
 
-    @functools.cached_property
-    def file_settings(self) -> dict[str, Any]:
-        """The settings of all config files by the names of flags, such as "model.lr".
-        If two files have the same setting, the later file counts."""
-        settings: dict[str, Any] = {}
-        for content in self.configs.values():
-            settings |= flatten(content)
-        return settings
-
     def place(self, key: str) -> str | None:
         """Return a setting that says where the run is, as text, or None if it is null
         or not given. A flag counts before the config files.
 
-        key: One of `LOCATION`.
+        key: A flag of `first_parser`, such as "ckpt_path".
         """
         value = self.first.get(key, self.file_settings.get(key))
         if value in (None, "null", ""):
             return None
         return str(value)
-
-    def names(self, key: str) -> bool:
-        """Return whether a flag sets this setting or a part of its value.
-
-        --model CLASS counts for every setting of the model, too. Config files do not
-        count.
-
-        key: The setting, such as "model.lr".
-        """
-        for word in self.flags:
-            if word.startswith("--"):
-                name = word.partition("=")[0].removeprefix("--").rstrip("+")
-                name = name.replace(".init_args", "")
-                if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}."):
-                    return True
-        return False
 
 
 def default_experiment() -> Path:
@@ -154,8 +134,8 @@ class RunSpec:
 
     config: All settings of the run, with defaults.
     given: The names of the settings that the user has chosen, such as
-        "model.net.sizes". For a new run the flags and the YAML count, for a saved run
-        the flags only.
+        "model.net.sizes", by flags or a YAML. For a saved run these are the settings
+        that its flags have changed.
     parser: The parser that has read the settings. It also writes them as YAML, and
         builds the objects that they describe.
     is_saved: Whether the settings are those of a saved run. Then they are complete.
@@ -216,20 +196,18 @@ def read_spec(
             parser.parse_object, content, namespace=given, defaults=False
         )
     parser.parsed = given
-    flags = line.flags
-    for name in ("model", "data"):
-        class_path = given.get(f"{name}.class_path")
-        if flags[-1:] == [f"--{name}.help"] and class_path:
-            flags[-1] += f"={class_path}"  # help about the class of the config file
-    given = parse_unvalidated(parser.parse_args, flags, namespace=given, defaults=False)
-    names = [*flatten(given.as_dict())]
+    saved = {}
     if is_saved:
-        names = [name for name in names if line.names(name)]
-    # this adds the defaults, and reads nothing
-    config = parse_unvalidated(parser.parse_object, given)
+        saved = flatten(given.as_dict())
+    given = parse_unvalidated(
+        parser.parse_args, line.flags, namespace=given, defaults=False
+    )
+    names = []
+    for name, value in flatten(given.as_dict()).items():
+        if (name, value) not in saved.items():
+            names.append(name)
+    config = with_defaults(parser, given)
     spec = RunSpec(config, frozenset(names), parser, is_saved)
-    make_plain(config)
-    drop_objects(config)
     if config.pop("print_config"):
         print(as_yaml(spec), end="")
         raise SystemExit(0)
@@ -248,14 +226,23 @@ def find_users_modules() -> None:
             sys.path.insert(0, folder)
 
 
-def make_plain(config: Namespace) -> None:
-    """Turn PositiveInt and similar types into plain numbers, in place. Checkpoints can
-    hold plain numbers only, such as the patience of a callback."""
+def with_defaults(parser: Parser, settings: Any) -> Namespace:
+    """Return settings with the defaults of all others, in a form that YAML and
+    checkpoints can hold.
+
+    PositiveInt and similar types become plain numbers: a checkpoint with another number
+    could not be loaded.
+
+    settings: A dict, or what the parser has returned. Parsing changes it.
+    """
+    config: Namespace = parse_unvalidated(parser.parse_object, settings)
     for key, value in list(config.items()):
         if isinstance(value, float):
             config[key] = float(value)
         elif isinstance(value, int) and not isinstance(value, bool):
             config[key] = int(value)
+    drop_objects(config)
+    return config
 
 
 def validate(spec: RunSpec, config: Namespace) -> None:
@@ -282,10 +269,10 @@ def drop_objects(config: Any) -> None:
     config: All settings or a part of them. Each {class_path: ..., init_args: {...}} in
         it is searched, at any depth.
     """
-    inner_configs = [*entries(config).values()]
     if isinstance(config, list):
-        inner_configs = config
-    for inner in inner_configs:
+        for item in config:
+            drop_objects(item)
+    for inner in entries(config).values():
         drop_objects(inner)
     values = arguments(config)
     for name, value in [*values.items()]:
@@ -301,11 +288,11 @@ def drop_objects(config: Any) -> None:
 
 def as_yaml(spec: RunSpec) -> str:
     """Return the settings as YAML text, as config.yaml and checkpoints have them. The
-    settings in `NOT_KEPT` are left out, and ckpt_path is null: the text describes the
+    settings in `SWITCHES` are left out, and ckpt_path is null: the text describes the
     run, not the command that started it."""
     to_repeat = spec.config.clone()
     to_repeat.ckpt_path = None
-    for key in NOT_KEPT:
+    for key in SWITCHES:
         to_repeat.pop(key, None)
     return spec.parser.dump(to_repeat, skip_unset=False, skip_validation=True)
 
@@ -322,10 +309,7 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
     text: The settings as `as_yaml` returns them.
     """
     plain: dict[str, Any] = yaml.safe_load(text)
-    # parsing changes its argument
-    config = parse_unvalidated(spec.parser.parse_object, copy.deepcopy(plain))
-    make_plain(config)
-    drop_objects(config)
+    config = with_defaults(spec.parser, copy.deepcopy(plain))
     values = flatten(as_values(replace(spec, config=config)))
     for key, value in flatten(plain).items():
         if values.get(key) != value:

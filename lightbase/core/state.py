@@ -333,7 +333,7 @@ def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     would have had other rates.
     """
     name = model.scheduler
-    if not isinstance(name, str) or not length_argument(name, model.scheduler_args):
+    if name is None or not length_argument(name, model.scheduler_args):
         return
     (saved,) = checkpoint["lr_schedulers"]
     old_length = saved.get("T_max", saved.get("total_steps"))

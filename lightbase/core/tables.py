@@ -1,7 +1,7 @@
 """Tables as text: for CSV files and for the terminal.
 
-Cells may hold names from files of somebody else. So control characters, which could
-change the terminal or break a line, become escapes such as \\n.
+Cells may hold names from files of somebody else. So in the terminal control characters
+become escapes such as \\n.
 """
 
 import csv
@@ -14,37 +14,34 @@ Table = Sequence[Sequence[object]]
 """Rows of one length. The names of the columns are the first row."""
 
 
-def as_csv(rows: Table) -> str:
-    """Return the text of a CSV file, with numbers in all their digits.
+def as_csv(rows: Table) -> bytes:
+    """Return the content of a CSV file in UTF-8, with numbers in all their digits.
 
     rows: The names of the columns are the first row. None is an empty cell.
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        cells = []
-        for cell in row:
-            if isinstance(cell, str):
-                cell = printable(cell)
-            cells.append(cell)
-        writer.writerow(cells)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    # the name of a file may not be UTF-8
+    return text.getvalue().encode(errors="backslashreplace")
 
 
-def cell_text(cell: object) -> str:
-    """Return a cell of a table for the terminal. Floats have four decimals."""
+def as_text(cell: object) -> str:
+    """Return a cell of a table for the terminal: floats have four significant digits,
+    and None is "-"."""
+    if cell is None:
+        return "-"
     if isinstance(cell, float):
-        return f"{cell:.4f}"
+        return f"{cell:.4g}"
     return printable(str(cell))
 
 
 def as_table(rows: Table) -> list[str]:
-    """Return the lines of a table with aligned columns, for the terminal. Floats have
-    four decimals.
+    """Return the lines of a table with aligned columns, for the terminal. See `as_text`
+    for the cells.
 
     rows: The names of the columns are the first row. All rows have the same length.
     """
-    texts = [list(map(cell_text, row)) for row in rows]
+    texts = [list(map(as_text, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = []
     for words in texts:

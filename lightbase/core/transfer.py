@@ -41,20 +41,14 @@ def load_weights(
     candidates = [fitting(state, table) for table in tables]
     matched = max(candidates, key=len, default={})
     unmatched = [name for name in state if name not in matched]
-    if is_complete and unmatched:
-        raise UserError(
-            f"{path} has no tensor of the same name and shape for "
-            f"{shortened(unmatched)}",
-            f"the file is of another network than this {type(net).__name__}",
-            2,
-        )
     # A single number, such as BatchNorm's counter, fits any network.
-    if not any(tensor.dim() for tensor in matched.values()):
+    has_weights = any(tensor.dim() for tensor in matched.values())
+    if not has_weights or (is_complete and unmatched):
         names = [name for table in tables for name in table]
         raise UserError(
-            f"model.weights {path}: no tensor in it fits {type(net).__name__}",
-            f"it has {shortened([*state])}; the file has "
-            f"{shortened(names) or 'no tensors by name'}",
+            f"model.weights {path}: no tensor in it fits {type(net).__name__} by name "
+            f"and shape for {shortened(unmatched)}",
+            f"the file has {shortened(names) or 'no tensors by name'}",
             2,
         )
     net.load_state_dict(matched, strict=False)

@@ -19,8 +19,9 @@ from lightbase.core.errors import say
 from lightbase.core.extra import Extra
 
 GIB = 2**30
-Readers = dict[str, Callable[[], float]]
-"""Functions that read one value, by the name of the curve."""
+INTERVAL_S = 1.0
+"""Seconds between two points, at least. More points would not show more: NVML's
+busy_percent is itself a mean over 1/6 to 1 s."""
 
 
 class DeviceMonitor(Extra):
@@ -33,17 +34,16 @@ class DeviceMonitor(Extra):
     nvidia-smi shows, for all programs on the GPU. NVML, the library behind nvidia-smi,
     reads them. A value that NVML cannot read has no curve, and a line is printed.
 
-    There is a point on log steps, but at most one in interval_s seconds. A training
-    without any has one at its end. cpu_percent is a mean since the last point.
+    There is a point on log steps, but at most one in INTERVAL_S seconds. cpu_percent is
+    a mean since the last point.
 
-    interval_s: Seconds between two points. More points would not show more: NVML's
-        busy_percent is itself a mean over 1/6 to 1 s.
+    readers: Functions that read one value, by the name of the curve.
+    readings: All values so far, by the name of the curve.
     """
 
-    def __init__(self, interval_s: float = 1.0) -> None:
-        self.interval_s = interval_s
-        self.readers: Readers = {}
-        self.readings: dict[str, list[float]] = {}  # all values, by curve
+    def __init__(self) -> None:
+        self.readers: dict[str, Callable[[], float]] = {}
+        self.readings: dict[str, list[float]] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Find out what can be read, in the first process."""
@@ -61,18 +61,10 @@ class DeviceMonitor(Extra):
                 self.readers |= gpu_readers(gpu)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Write a point on a log step."""
+        """On a log step, read all values, and write a point of each curve."""
         seconds = time.monotonic() - self.read_at
-        if seconds >= self.interval_s and is_log_step(trainer):
-            self.write(trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write a point of a short training."""
-        if trainer.log_every_n_steps and not self.readings:
-            self.write(trainer)
-
-    def write(self, trainer: Any) -> None:
-        """Read all values, and write a point of each curve."""
+        if seconds < INTERVAL_S or not is_log_step(trainer):
+            return
         self.read_at = time.monotonic()
         values = {}
         for name, read in list(self.readers.items()):
@@ -99,7 +91,7 @@ def busy_shares(trainer: Any) -> list[float]:
     return shares
 
 
-def gpu_readers(gpu: torch.device) -> Readers:
+def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
     """Return the functions that read a GPU.
 
     NVML may be missing, as in many containers, and it does not know the parts of a

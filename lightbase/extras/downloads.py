@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ def open_or_download(
     **options: Any,
 ) -> Any:
     """Return a data set of torchvision. If its files are missing, one process downloads
-    them, and other processes wait.
+    them. Other processes wait, and torchvision then finds the files.
 
     Raise UserError if a file is damaged, cannot be read, or cannot be downloaded.
 
@@ -45,14 +44,11 @@ def open_or_download(
         if has_size and not check_integrity(file, md5):
             raise UserError(f"{file} is damaged: move it away to download it again")
     with short_download_errors(name, data_dir, files):
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock: Any = contextlib.nullcontext()
-        if os.access(data_dir, os.W_OK):  # nobody downloads into any other folder
-            lock = FileLock(data_dir / f".{name}.lock")
-        with lock:
-            try:
-                return source(**options)
-            except Exception:  # files that are missing or damaged
+        try:
+            return source(**options)
+        except Exception:  # files that are missing or damaged, or being downloaded
+            data_dir.mkdir(parents=True, exist_ok=True)
+            with FileLock(data_dir / f".{name}.lock"):
                 return source(**options, download=True)
 
 

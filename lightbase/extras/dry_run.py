@@ -151,8 +151,7 @@ def returns_nothing(method: Any) -> bool:
     if there is no source, or if a decorator may change the result.
 
     The mistake is a training_step that computes the loss and does not return it. If its
-    source has a `return` and it returns None all the same, StopWithoutLoss ends the run
-    after the first epoch.
+    source has a `return` and it returns None all the same, Lightning warns of it.
     """
     try:
         source = textwrap.dedent(inspect.getsource(method))

@@ -7,30 +7,19 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
 from lightbase.core.images import read_image
 from lightbase.data.transforms import crop_and_flip, to_float
 
-SUFFIXES = (
-    ".bmp",
-    ".gif",
-    ".jfif",
-    ".jpeg",
-    ".jpg",
-    ".pgm",
-    ".png",
-    ".ppm",
-    ".tif",
-    ".tiff",
-    ".webp",
-)
+SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jfif")
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -41,6 +30,8 @@ SPLITS = {
     "validation": "val",
 }
 """The split that a folder is for, by its name in lower case."""
+PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
+"""The splits of a folder that has the classes alone."""
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -62,18 +53,16 @@ def folders_in(folder: Path) -> list[Path]:
 
 def images_by_class(folder: Path) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
-    class; its name is the name of the class. Raise UserError if a name is not UTF-8."""
-    images = {}
-    for path in folders_in(folder):
-        paths = list_images(path)
-        if not paths:
-            continue
-        if path.name != path.name.encode(errors="replace").decode():
+    class; its name is the name of the class. Raise UserError if a name is not UTF-8:
+    no picture could show it."""
+    images = {path.name: list_images(path) for path in folders_in(folder)}
+    for name in images:
+        if name != name.encode(errors="replace").decode():
             raise UserError(
-                f"{path}: the name of the class is not UTF-8", "rename the folder"
+                f"{folder / name}: the name of the class is not UTF-8",
+                "rename the folder",
             )
-        images[path.name] = paths
-    return images
+    return {name: paths for name, paths in images.items() if paths}
 
 
 @dataclass(eq=False)
@@ -146,30 +135,22 @@ class ImageFolder(BaseDataModule):
         """{split: {class: images, sorted}}. If no folder has a name in SPLITS, data_dir
         has the classes, and each is divided into training and test: see `seeded_part`.
         """
-        folders: dict[str, Path] = {}
+        files: dict[str, dict[str, list[Path]]] = {}
         for path in folders_in(self.data_dir):
             split = SPLITS.get(path.name.lower())
-            if split:
-                folders.setdefault(split, path)
-        if folders:
-            files = {split: images_by_class(path) for split, path in folders.items()}
-            if files.get("val"):
-                say(
-                    f"Images: validation on {folders['val']}; data.val_fraction has no "
-                    "effect"
-                )
+            if split and split not in files:
+                files[split] = images_by_class(path)
+        if files.get("val"):
+            say("Images: validation has a folder; data.val_fraction has no effect")
+        if files:
             return files
         if not self.fold:
-            say(
-                f"Images: no train and test in {self.data_dir}: "
-                "a fifth of each class is the test"
-            )
-        parts: dict[Any, Any] = {"train": {}, "test": {}}
-        for name, images in images_by_class(self.data_dir).items():
-            for part in parts:
-                index = self.seeded_part(len(images), part)
-                parts[part][name] = [images[i] for i in index]
-        return parts
+            say("Images: no train/ and test/: a fifth of each class is the test")
+        for name, paths in images_by_class(self.data_dir).items():
+            for part in PARTS:
+                index = self.seeded_part(len(paths), part)
+                files.setdefault(part, {})[name] = [paths[i] for i in index]
+        return files
 
     @property
     def own_splits(self) -> list[str]:  # type: ignore[override]

@@ -150,14 +150,11 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
     title = spec.config.name
     folder = str(run.folder)
     version = run.folder.name
-    number: int | str = version
-    if re.fullmatch(r"version_\d+", version):  # the folder may be renamed
-        number = int(version.removeprefix("version_"))  # bars cut a text
     defaults: dict[str, dict[str, Any]] = {
         "TensorBoardLogger": {
             "save_dir": run.folder.parents[1],
             "name": run.folder.parent.name,
-            "version": number,
+            "version": version,
             "default_hp_metric": False,
         },
         # Lightning's writer deletes an earlier metrics.csv: it counts versions of its

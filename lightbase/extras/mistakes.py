@@ -6,21 +6,17 @@ file interprets messages of another package. test_cli.py tests it with real comm
 """
 
 import re
-import sys
-from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lightbase.core.compat import arguments_of
-from lightbase.core.config_files import config_files, users_classes
+from lightbase.core.config_files import users_classes
 from lightbase.core.errors import did_you_mean
 from lightbase.core.parser import parser_of
 
 SYNONYMS = {
     "learning_rate": "model.lr",
     "epochs": "trainer.max_epochs",
-    "num_epochs": "trainer.max_epochs",
-    "workers": "data.num_workers",
     "gpus": "trainer.devices",
     "resume": "ckpt_path",
     "seed": "seed_everything",
@@ -28,14 +24,15 @@ SYNONYMS = {
     "weight_decay": "model.optimizer_args.weight_decay",
 }
 """{word that is typed instead: the setting that has this meaning here}"""
-CALLABLES = {
-    "optimizer.params": "OptimizerCallable",
-    "scheduler.optimizer": "LRSchedulerCallable",
-}
-"""{argument that only the module can give: type for the module's argument}"""
-NOISE = ("Expected a <class 'NoneType'>", "Expected a path", "Given value")
-"""Beginnings of lines that do not help: two types of a union that are seldom meant, and
-the value, which `explain` reads separately."""
+NOISE = (
+    "Parser key",
+    "Problem with given class_path",
+    "Expected a <class 'NoneType'>",
+    "Expected a path",
+    "Given value",
+)
+"""Beginnings of lines that are no reason: where the error is, two types of a union that
+are seldom meant, and the value, which `explain` reads separately."""
 
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
@@ -50,8 +47,7 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     if message.lower().startswith("unrecognized arguments: "):
         word = message.split()[2].partition("=")[0]
         if not word.startswith("-"):
-            near = did_you_mean(word, config_files(Path()), "--config ")
-            return f"unknown argument {word!r}{near}"
+            return f"unknown argument {word!r}; a config file needs --config"
         classes = {
             "data": config.get("data.class_path"),
             "model.net": config.get("model.init_args.net.class_path"),
@@ -69,10 +65,10 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         near = meant(unknown, parser, {key: class_path})
         return f"unknown key {unknown}{near}"
     reason = in_plain_words(reason, class_path)
-    for ending, type_name in CALLABLES.items():
-        if key.endswith(ending):
-            reason = f"annotate this argument as lightning.pytorch.cli.{type_name}"
-            return f"{key.rpartition('.')[0]}: {reason}"
+    if key.endswith("optimizer.params"):  # which only the module can give
+        return (
+            f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
+        )
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
@@ -91,16 +87,12 @@ def in_plain_words(reason: str, class_path: str) -> str:
     class_path: The class that the error is about, or "".
     """
     if reason.startswith(("module ", "No module named ")):
-        module, _, name = class_path.rpartition(".")
-        if module in sys.modules:
-            reason += did_you_mean(name, dir(sys.modules[module]))
-        else:
-            reason += did_you_mean(module, sorted(sys.modules))
+        reason += did_you_mean(class_path, users_classes())
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
     if path := re.search(r"Expected a dot import path string: (\S+)", reason):
-        paths = {path.rpartition(".")[2]: path for path, _ in users_classes()}
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
         reason += did_you_mean(path[1], paths)
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
@@ -112,8 +104,7 @@ def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> 
     """Return a proposal such as `; did you mean --model.lr?` for a setting that does
     not exist, or "" if none is similar.
 
-    The last word is compared first, so that --lr and --learning_rate find --model.lr.
-    If no setting has a similar last word, all words are compared.
+    Only the last words are compared, so that --lr and --learning_rate find --model.lr.
 
     name: The name as it was typed, with or without the two dashes.
     parser: Its keys are proposed.
@@ -128,8 +119,7 @@ def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> 
     by_word = SYNONYMS | {name.rpartition(".")[2]: name for name in names}
     typed = name.lstrip("-")
     dashes = name.removesuffix(typed)
-    near = did_you_mean(typed.rpartition(".")[2], by_word, dashes)
-    return near or did_you_mean(typed, names, dashes)
+    return did_you_mean(typed.rpartition(".")[2], by_word, dashes)
 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
@@ -141,23 +131,14 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
 
     message: An indented tree. A line names a key, or a class, or an error.
     """
-    keys: list[str] = []
-    newest_class, class_path, key, reason = "", "", "", ""
-    deepest = -1
+    keys = re.findall(r'Parser key "(.+?)":', message)
+    class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
+    reasons: dict[int, list[str]] = {0: [""]}
     for line in message.splitlines():
         text = line.strip(" -")
-        indent = len(line) - len(line.lstrip(" -"))
-        if match := re.match(r'Parser key "(.+?)":', text):
-            keys.append(match[1])
-        elif match := re.fullmatch(r"Problem with given class_path '(.+)':", text):
-            newest_class = match[1]
-        elif text.startswith(NOISE) or not text or indent < deepest:
-            continue
-        elif indent > deepest:
-            key = ".".join(keys)
-            class_path = newest_class
-            reason = text
-            deepest = indent
-        elif text not in reason:
-            reason += f" or {text.removeprefix('Expected ')}"
-    return key, class_path, reason
+        if text and not text.startswith(NOISE):
+            indent = len(line) - len(line.lstrip(" -"))
+            reasons.setdefault(indent + 1, []).append(text)
+    reason = " or ".join(dict.fromkeys(reasons[max(reasons)]))
+    reason = reason.replace(" or Expected ", " or ")
+    return ".".join(dict.fromkeys(keys)), "".join(class_paths[-1:]), reason

@@ -4,7 +4,6 @@
 `true_columns` give the columns of a table; the task of the module decides which ones.
 """
 
-import io
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from lightbase.core.errors import UserError
-from lightbase.core.files import write_whole
 from lightbase.core.predictions import (
     PALETTE,
     class_names,
@@ -24,13 +22,13 @@ from lightbase.core.predictions import (
 )
 
 Names = list[str]
-Rows = dict[str, list[Tensor]]
-"""The outputs of each sample, by their name in what predict_step returns."""
+Rows = list[Tensor]
+"""The outputs of each sample."""
 Columns = dict[str, Names]
 """The texts of a table's columns, by the names of the columns."""
 
 
-def write_arrays(path: Path, names: Names, outputs: Rows) -> None:
+def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
     """Write an npz file with an array (N, ...) for each name of `outputs`. If the
     samples differ in shape, it has an array NAME.i for each sample i.
 
@@ -43,9 +41,7 @@ def write_arrays(path: Path, names: Names, outputs: Rows) -> None:
             content[name] = np.stack(arrays)
         except ValueError:  # the samples differ in shape
             content |= {f"{name}.{i}": array for i, array in enumerate(arrays)}
-    buffer = io.BytesIO()
-    np.savez(buffer, **content)  # type: ignore[arg-type]
-    write_whole(path, buffer.getbuffer())
+    np.savez(path, **content)  # type: ignore[arg-type]
 
 
 def numpy_array(tensor: Tensor) -> np.ndarray:
@@ -55,12 +51,12 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def write_masks(folder: Path, names: Names, outputs: Rows) -> None:
+def write_masks(folder: Path, names: Names, masks: Rows) -> None:
     """Write palette images of the class numbers.
 
     folder: It is made if it is missing.
     names: The names of the samples. A mask of photo.jpg is photo.png.
-    outputs: Class numbers (H, W) of each sample, in [0, 255].
+    masks: Class numbers (H, W) of each sample, in [0, 255].
     Raise UserError if an input or another mask would be overwritten, or if there are
     too many classes.
     """
@@ -74,61 +70,52 @@ def write_masks(folder: Path, names: Names, outputs: Rows) -> None:
             "give another folder, or FILE.npz",
             2,
         )
-    for path, mask in zip(paths, single(outputs), strict=True):
+    for path, mask in zip(paths, masks, strict=True):
         if mask.max() > 255:
-            raise UserError(
-                f"--output {folder}: a mask has at most 256 classes, not class "
-                f"{mask.max()}",
-                "give --output FILE.npz",
-                2,
-            )
+            problem = f"--output {folder}: an image has no class {mask.max()}"
+            raise UserError(problem, "give --output FILE.npz", 2)
         image = Image.fromarray(mask.byte().numpy()).convert("P")
         image.putpalette(PALETTE.flatten().tolist())
-        buffer = io.BytesIO()
-        image.save(buffer, "png")
-        write_whole(path, buffer.getbuffer())
-
-
-def single(outputs: Rows) -> list[Tensor]:
-    """Return the outputs if predict_step returns one tensor. Raise UserError if it
-    returns several."""
-    if outputs.keys() - {"prediction"}:
-        raise UserError(
-            f"predict_step returns {', '.join(outputs)}, which is no table",
-            "--output FILE.npz writes any tensors",
-            2,
-        )
-    return outputs["prediction"]
+        image.save(path)
 
 
 def prediction_columns(
-    outputs: Rows, data: Any, task: str | None, options: Namespace
+    rows: Rows, data: Any, task: str | None, options: Namespace
 ) -> Columns:
     """Return the columns of the predictions for a table: classes, labels, texts or
     numbers.
 
-    outputs: One tensor for each sample, under the name "prediction".
     data: The data module, which knows the classes and how to write a text.
     task: The attribute `task` of the module.
     options: `top_k`, `probabilities` and `threshold` as in predict.py --help.
-    Raise UserError if the outputs do not fit a table, or do not fit the options.
+    Raise UserError if the options do not fit the task or the outputs.
     """
-    rows = single(outputs)
     if not rows:
         return {}
-    names = class_names(data, rows[0].numel())
-    has_classes = task in ("multiclass", "multilabel")
-    if has_classes and rows[0].shape == (len(names),):
-        return class_columns(torch.stack(rows), names, task, options)
-    if options.top_k != 1 or options.probabilities:
+    shape = rows[0].shape
+    names = class_names(data, shape.numel())
+    has_classes = shape == (len(names),)
+    if task == "multiclass" and has_classes:
+        values = torch.stack(rows)
+        columns = class_columns(values, names, options.top_k)
+    elif task == "multilabel" and has_classes and options.top_k == 1:
+        values = probabilities(torch.stack(rows))
+        is_set = values > options.threshold
+        columns = {"labels": [label_names(row, names) for row in is_set]}
+    elif options.top_k > 1 or options.probabilities:
         raise UserError(
-            "--top_k and --probabilities need classes, and (N, classes) of "
-            f"predict_step, which returned {tuple(rows[0].shape)} for a sample",
+            "--top_k is for task multiclass, and --probabilities for multilabel, too; "
+            f"task {task} has outputs {tuple(shape)} of a sample",
             status=2,
         )
-    if task == "text" and not rows[0].is_floating_point():
+    elif task == "text" and not rows[0].is_floating_point():
         return {"text": [data.to_text(row) for row in rows]}
-    return number_columns(rows, "prediction")
+    else:
+        return number_columns(rows, "prediction")
+    if options.probabilities:
+        for name, shares in zip(names, values.unbind(1), strict=True):
+            columns[f"probability_{name}"] = texts(shares, ".4f")
+    return columns
 
 
 def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
@@ -148,37 +135,21 @@ def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
     return {}
 
 
-def class_columns(
-    values: Tensor, names: Names, task: str | None, options: Namespace
-) -> Columns:
-    """Return the columns of the likeliest classes, or the column of the labels.
+def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
+    """Return the columns of the likeliest classes.
 
-    values: Probabilities (N, classes), or outputs (N, labels) for multilabel.
+    values: Probabilities (N, classes).
     names: The names of the classes.
-    options: `top_k` counts for classes, and `threshold` for labels.
-    Raise UserError if there are fewer classes than --top_k, or if it is below 1.
+    Raise UserError if there are fewer classes than `top_k`.
     """
+    if top_k > len(names):
+        raise UserError(f"--top_k {top_k}: there are {len(names)} classes", status=2)
     columns = {}
-    top_k = options.top_k
-    if task == "multilabel":
-        values = probabilities(values)
-        is_set = values > options.threshold
-        columns["labels"] = [label_names(row, names) for row in is_set]
-        if top_k != 1:
-            problem = "--top_k is for classes, and this network has labels"
-            raise UserError(problem, "--probabilities writes all of them", 2)
-    elif not 0 < top_k <= len(names):
-        problem = f"--top_k {top_k}: there are {len(names)} classes"
-        raise UserError(problem, status=2)
-    else:
-        shares, classes = values.topk(top_k)
-        for k in range(top_k):
-            end = f"_{k + 1}".removesuffix("_1")
-            columns[f"class{end}"] = [names[i] for i in classes[:, k]]
-            columns[f"probability{end}"] = texts(shares[:, k], ".4f")
-    if options.probabilities:
-        for i, name in enumerate(names):
-            columns[f"probability_{name}"] = texts(values[:, i], ".4f")
+    shares, classes = values.topk(top_k)
+    for k in range(top_k):
+        end = f"_{k + 1}".removesuffix("_1")
+        columns[f"class{end}"] = [names[i] for i in classes[:, k]]
+        columns[f"probability{end}"] = texts(shares[:, k], ".4f")
     return columns
 
 

@@ -120,8 +120,8 @@ class PhaseClock(PassThroughProfiler):
     belongs to none.
 
     Timing costs time, so only the first NUM_FIRST calls after a pause are timed, and
-    then one call in SAMPLE_EVERY. On a GPU the CPU only queues work, so the phases are
-    timed with CUDA events.
+    then one call in SAMPLE_EVERY. On a GPU the CPU only queues work. So the phases are
+    timed with CUDA events; on MPS each phase of a timed call waits for the GPU.
 
     device: The root device of the training.
     seconds: {phase: its time so far}, estimated from the calls that were timed.
@@ -129,7 +129,7 @@ class PhaseClock(PassThroughProfiler):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.is_on_gpu = device.type == "cuda"
+        self.device = device
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.phases = ["other"]  # the current phases, the innermost one last
         self.num_calls = 0  # since the steps began
@@ -182,11 +182,10 @@ class PhaseClock(PassThroughProfiler):
         self._mark("")
         if len(self.marks) > MAX_MARKS:
             self._read()
-        later = self.num_calls - NUM_FIRST
         self.weight = 0
-        if later < 0:
+        if self.num_calls < NUM_FIRST:
             self.weight = 1
-        elif later % SAMPLE_EVERY == 0:
+        elif (self.num_calls - NUM_FIRST) % SAMPLE_EVERY == 0:
             self.weight = SAMPLE_EVERY
         self.num_calls += 1
         self.phases = ["other", "data_loading"]
@@ -197,18 +196,21 @@ class PhaseClock(PassThroughProfiler):
         call."""
         if not self.weight:
             return
+        if self.device.type == "mps":
+            torch.mps.synchronize()
         now: Any = time.perf_counter()
-        if self.is_on_gpu:
+        if self.device.type == "cuda":
             now = torch.cuda.Event(enable_timing=True)
             now.record()
         self.marks.append((phase, now, self.weight))
 
     def _read(self) -> None:
         """Add the times between the marks to `seconds`, and drop the marks."""
-        if self.is_on_gpu and self.marks:
+        is_on_gpu = self.device.type == "cuda"
+        if is_on_gpu and self.marks:
             torch.cuda.synchronize()
         for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
-            if phase and self.is_on_gpu:
+            if phase and is_on_gpu:
                 self.seconds[phase] += weight * start.elapsed_time(end) / 1e3
             elif phase:
                 self.seconds[phase] += weight * (end - start)

@@ -27,13 +27,7 @@ from filelock import FileLock, Timeout
 from numpy.random import SeedSequence
 
 from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import (
-    LARGEST_TEXT,
-    check_readable,
-    read_json,
-    refuse_links,
-    relative_to_cwd,
-)
+from lightbase.core.files import read_json, refuse_links, relative_to_cwd
 from lightbase.core.signals import SIGNALS, Stopped
 
 try:
@@ -42,15 +36,15 @@ except ImportError as error:
     way_out = 'pip install -c constraints.txt -e ".[sweep]"'
     raise UserError(f"a sweep needs Optuna: {error}", way_out) from error
 
+from optuna import Study
 from optuna.distributions import CategoricalDistribution as Choices
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 Values = dict[str, Any]  # by flag
 Flags = list[str]  # of train.py
-Trials = dict[str, FrozenTrial]  # by the names of their folders
 Train = Callable[[Flags], Any]
 """A function that trains a run by the arguments of train.py."""
 
@@ -92,6 +86,13 @@ def read_range(log: str | None, low: str, high: str) -> Any:
         return FloatDistribution(float(low), float(high), log=bool(log))
 
 
+def ends_of(distribution: Any) -> tuple[Any, Any]:
+    """Return the first and the last value of a list, or the ends of a range."""
+    if isinstance(distribution, Choices):
+        return distribution.choices[0], distribution.choices[-1]
+    return distribution.low, distribution.high
+
+
 def make_grid(searches: Values) -> list[Values]:
     """Return the values of each trial, one for each combination. The last flag changes
     fastest. Return an empty list if a flag has a range: then there is no grid.
@@ -110,6 +111,11 @@ def as_flags(values: Values) -> Flags:
     return [f"--{flag}={value}" for flag, value in values.items()]
 
 
+def name_of(number: int) -> str:
+    """Return the name of a trial's folder, such as trial_007."""
+    return f"trial_{number:03d}"
+
+
 @dataclass
 class Sweep:
     """Trials that several processes may train at once.
@@ -117,115 +123,89 @@ class Sweep:
     A process holds the lock of a trial's folder while it trains the trial. A trial that
     is running and whose lock is free was interrupted; it is continued.
 
-    study: See `open_study`. Its user attributes have the settings, and the reason of
-        each failure by the name of the trial's folder.
+    study: The study in the sweep's folder. Its user attributes have the settings, and
+        the reason of each failure by the name of the trial's folder.
+    lock: A process holds it while it adds a trial. See `open_study`.
     folder: The sweep's folder, ROOT/NAME.
     flags: The flags of train.py that all trials have.
     searches: Optuna's distributions by flag.
+    grid: The values of each trial, if there is no range.
+    num_trials: How many trials the sweep has, in all processes.
     monitor: The metric that compares the trials. None in a grid without a validation.
     seed: The values that Optuna chooses follow from it.
     """
 
-    study: optuna.Study
+    study: Study
+    lock: Any
     folder: Path
     flags: Flags
     searches: Values
+    grid: list[Values]
+    num_trials: int
     monitor: str | None
     seed: int
 
-    def trials(self) -> Trials:
-        """Return the trials by the names of their folders. If a trial was repeated, the
-        newest counts."""
-        trials = self.study.get_trials(deepcopy=False)
-        return {trial.user_attrs["folder"]: trial for trial in trials}
-
-    def train_trials(self, num_trials: int, train: Train) -> Iterator[str]:
-        """Train trials until all have ended. Yield the name of each trial that this
-        process has trained.
+    def train_trials(self, train: Train) -> Iterator[FrozenTrial]:
+        """Train trials until all have ended. Yield each trial that this process has
+        trained.
 
         The first round leaves out the trials that other processes train. The second
         one waits for them, and continues a trial whose process has died.
-
-        num_trials: How many trials the sweep has, in all processes.
         """
         for waits in (False, True):
-            for number in range(num_trials):
-                name = f"trial_{number:03d}"
-                (self.folder / name).mkdir(exist_ok=True)
-                lock = FileLock(self.folder / name / ".lock", blocking=waits)
+            for number in range(self.num_trials):
+                folder = self.folder / name_of(number)
+                folder.mkdir(exist_ok=True)
+                lock = FileLock(folder / ".lock", blocking=waits)
                 with contextlib.suppress(Timeout), lock:
-                    trial = self.begin_trial(name, number)
+                    trial = self.begin_trial(number)
                     if not trial.state.is_finished():
-                        self.train_trial(name, trial, train)
-                        yield name
+                        self.train_trial(trial, train)
+                        yield self.study.trials[number]
                         free_memory()
                 # a signal is only kept during a failed training and gc.collect
                 if SIGNALS.received:
                     raise Stopped(SIGNALS.received)
 
-    def begin_trial(self, name: str, number: int) -> FrozenTrial:
-        """Return a trial, which is added to the study if it is new.
+    def begin_trial(self, number: int) -> FrozenTrial:
+        """Return a trial. It is added to the study if it is new, and the trials before
+        it, too: the process that trains one of them may not have come so far."""
+        with self.lock:
+            for new in range(len(self.study.trials), number + 1):
+                # one line of the journal: after a kill the trial is there with all
+                # values
+                self.study.add_trial(self.choose_trial(new))
+        return self.study.trials[number]
 
-        A trial that has ended and whose folder was deleted is added again, with the
-        same values. The caller holds the lock of the folder.
-
-        name: The name of the trial's folder, trial_N.
-        number: N.
-        """
-        trial = self.trials().get(name)
-        if trial is None:
-            values = self.choose_values(number)
-        elif trial.state.is_finished() and not any(self.folder.glob(f"{name}/*.txt")):
-            values = trial.params
-        else:
-            return trial
-        # one line of the journal: after a kill the trial is there with all values
-        self.study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=values,
-                distributions=self.searches,
-                user_attrs={"folder": name},
-            )
-        )
-        return self.trials()[name]
-
-    def choose_values(self, number: int) -> Values:
-        """Return the values of a trial. They follow from the seed, the number and the
-        results of the finished trials.
+    def choose_trial(self, number: int) -> FrozenTrial:
+        """Return a running trial with its values. They follow from the seed, the number
+        and the results of the finished trials; in a grid, from the number.
 
         The sampler is made anew for each trial. So with one process, a sweep that was
         interrupted chooses the same values as one that was not.
-
-        number: The number N of the folder trial_N. In a grid it is the place of the
-            values.
         """
-        grid = make_grid(self.searches)
-        if grid:
-            return grid[number]
         seeds = SeedSequence([self.seed, number]).generate_state(1)
         sampler = optuna.samplers.TPESampler(seed=int(seeds[0]))
         study = optuna.create_study(direction=self.study.direction, sampler=sampler)
         study.add_trials(self.study.get_trials(states=[TrialState.COMPLETE]))
-        return study.ask(self.searches).params
+        if self.grid:
+            study.enqueue_trial(self.grid[number])
+        study.ask(self.searches)
+        return study.trials[-1]
 
-    def train_trial(self, name: str, trial: FrozenTrial, train: Train) -> None:
+    def train_trial(self, trial: FrozenTrial, train: Train) -> None:
         """Train a trial, or continue it, and tell the study how it ended. What the
         training prints goes to output.txt in the trial's folder.
 
         An error ends the trial, which then counts as failed, and not the sweep. A
         signal and an error of the disk end both, and the trial counts as running.
-
-        name: The name of the trial's folder.
-        trial: The trial of the study, which has its number and its values.
         """
-        file = self.folder / name / "output.txt"
+        name = name_of(trial.number)
         run = self.folder / name / "version_0"
         with (
-            SIGNALS.handled(),
-            file.open("a", buffering=1, encoding="utf-8") as output,
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(output),
+            run.with_name("output.txt").open("a", buffering=1, encoding="utf-8") as out,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
         ):
             try:
                 if not (run / "metrics.json").is_file():  # not killed after its end
@@ -258,45 +238,41 @@ class Sweep:
         return [*self.flags, *as_flags(values), *place]
 
 
-def open_study(folder: Path, settings: Values, mode: str) -> optuna.Study:
-    """Return the study in a sweep's folder; both are made if needed.
+def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
+    """Return the study in a sweep's folder, and the lock of its file. The folder and
+    the study are made if needed.
 
     settings: What all starts have in common, for JSON: the config by flag, and
         `search`.
     mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if the file is no journal, if an earlier start had other settings,
-    for a link in the folder, and for the folder of a sweep of version 0.3.
+    Raise UserError if an earlier start had other settings, for a link in the folder,
+    and for a folder with trials but without a study, as of version 0.3.
     """
-    refuse_links([folder, *folder.glob("*"), *folder.glob("trial_*/*")])
+    refuse_links([folder, *folder.rglob("*")])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
     if not file.exists() and any(folder.glob("trial_*")):
         problem = f"{relative_to_cwd(folder)} has trials, but no study.journal"
         raise UserError(problem, "give another --name", 2)
-    file.touch()
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        check_readable(file, LARGEST_TEXT)
-        with lock:
-            # a full disk may have cut the last line: the next would be appended to it
-            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
-            study = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(file), lock)),
-                study_name=folder.name,
-                direction=f"{mode}imize",  # type: ignore[arg-type]
-                load_if_exists=True,
-            )
-            before = study.user_attrs.get("settings", settings)
-            study.set_user_attr("settings", before)
-    except Exception as error:
-        problem = f"{file} cannot be read: {error!r}"
-        raise UserError(problem, "give another --name") from error
+    with lock:
+        file.touch()
+        # a full disk may have cut the last line: the next would be appended to it
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(file), lock)),
+            study_name=folder.name,
+            direction=f"{mode}imize",  # type: ignore[arg-type]
+            load_if_exists=True,
+        )
+        before = study.user_attrs.get("settings", settings)
+        study.set_user_attr("settings", before)
     for key in before | settings:
         if before.get(key) != settings.get(key):
             problem = f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}"
             raise UserError(problem, "give the same, or another --name", 2)
-    return study
+    return study, lock
 
 
 def free_memory() -> None:

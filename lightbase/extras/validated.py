@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lightbase.core.batches import to_host
 from lightbase.core.errors import UserError
 from lightbase.core.extra import Extra
 
@@ -37,7 +38,7 @@ class ValidatedWeights(Extra):
     the others back when the validation ends; the fingerprints must be taken before.
 
     step: The number of optimizer steps at the newest validation, -1 before it.
-    fingerprints: {name: int64 ()} of the parameters and buffers at this step.
+    fingerprints: See `fingerprints`: of the parameters and buffers at this step.
     suspects: The names of classes that may have changed the weights.
     """
 
@@ -54,8 +55,7 @@ class ValidatedWeights(Extra):
         """Keep the fingerprints of the validated weights, and the names of all classes
         that may change the weights before they are saved."""
         self.step = trainer.global_step
-        tensors = floats(pl_module.state_dict())
-        self.fingerprints = {name: fingerprint(tensors[name]) for name in tensors}
+        self.fingerprints = fingerprints(pl_module.state_dict())
         parts = [*trainer.callbacks, pl_module]  # type: ignore[attr-defined]
         self.suspects = [
             type(part).__name__ for part in parts if may_change_weights(part)
@@ -70,13 +70,9 @@ class ValidatedWeights(Extra):
         """
         if self.step != checkpoint["global_step"]:
             return
-        are_equal = []
-        for name, tensor in floats(checkpoint["state_dict"]).items():
-            measured = self.fingerprints.get(name)
-            if measured is not None:
-                # a callback may have put a weight on another device
-                are_equal.append(fingerprint(tensor).to(measured.device) == measured)
-        if are_equal and not torch.stack(are_equal).all():
+        saved = fingerprints(checkpoint["state_dict"])
+        saved, measured = to_host((saved, self.fingerprints))
+        if any(saved[name] != measured[name] for name in saved.keys() & measured):
             names = " or ".join(self.suspects)
             raise UserError(
                 f"{names} changes the weights between a validation and best.ckpt, "
@@ -96,28 +92,19 @@ def may_change_weights(part: Callback | LightningModule) -> bool:
     return any(is_overridden(hook, part) for hook in AFTER_VALIDATION)
 
 
-def floats(tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of floating-point numbers that have values. Parameters of lazy
-    modules have none before the first batch."""
-    values = {}
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or is_lazy(tensor):
-            continue
-        if tensor.is_floating_point() and tensor.numel():
-            values[name] = tensor.detach()
-    return values
+def fingerprints(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return {name: int64 ()}: the sum of the bits of all values, for each tensor of
+    floating-point numbers. Sums of integers are exact, so they do not depend on the
+    layout in memory or on the device. Nothing waits for a GPU.
 
-
-def fingerprint(tensor: Tensor) -> Tensor:
-    """Return a checksum of the values of a tensor: int64 ().
-
-    It is the sum over the bits of all values, weighted by row. Sums of integers are
-    exact, so it does not depend on the layout in memory or on the device.
+    state: A state_dict. Parameters of lazy modules have no values before the first
+        batch, and are left out.
     """
-    bits = tensor.view(INTEGERS[tensor.element_size()])
-    num_rows = 1
-    if bits.dim():
-        num_rows = len(bits)
-    rows = bits.reshape(num_rows, -1)
-    sums = rows.sum(1, dtype=torch.int64)
-    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
+    sums = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or is_lazy(value):
+            continue
+        if value.is_floating_point():
+            bits = value.detach().view(INTEGERS[value.element_size()])
+            sums[name] = bits.sum(dtype=torch.int64)
+    return sums

@@ -11,43 +11,10 @@ import subprocess
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentError, ArgumentParser, _typehints
 from lightning import Callback, Trainer
 from plain import PlainData, PlainModule
-from torch import nn
 
 from lightbase.core import compat
-
-
-@pytest.fixture
-def parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--number", type=int, required=True, help="how many")
-    parser.add_argument("--net", type=nn.Module)
-    return parser
-
-
-def test_arguments_of(parser: ArgumentParser) -> None:
-    arguments = {action.dest: action for action in compat.arguments_of(parser)}
-    arguments["number"].help = "how many of them"
-    assert "how many of them" in parser.format_help()
-
-
-def test_parse_unvalidated(parser: ArgumentParser) -> None:
-    with pytest.raises(ArgumentError):
-        parser.parse_args([])
-    assert compat.parse_unvalidated(parser.parse_args, []).number is None
-    flags = compat.parse_unvalidated(parser.parse_args, ["--number=2"], defaults=False)
-    assert flags.as_dict() == {"number": 2}
-
-
-def test_a_class_is_found_by_its_name_where_the_type_is_a_class(
-    parser: ArgumentParser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_typehints, "resolve_class_path_by_name", compat.FIND_CLASS)
-    compat.resolve_class_names(lambda name: name.replace("Mine", "torch.nn.Identity"))
-    net = parser.parse_args(["--number=1", "--net=Mine"]).net
-    assert net.class_path == "torch.nn.Identity"
 
 
 class Counts(Callback):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule
 from paths import TINY, argv
@@ -101,20 +100,9 @@ def test_a_plain_data_module_may_know_it(config: str) -> None:
     assert net.conv.in_channels == 3
 
 
-class Named(Classifier):
-    """Arguments whose names look like paths."""
+class Named(SyntheticImages):
+    """Arguments whose names look like paths, and paths."""
 
-    def __init__(
-        self,
-        pretrained_model_name_or_path: str = "bert-base-uncased",
-        vocabulary_path: Path | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.named = [pretrained_model_name_or_path, vocabulary_path]
-
-
-class NamedData(SyntheticImages):
     def __init__(
         self,
         hub_path: str = "stanfordnlp/imdb",
@@ -127,28 +115,23 @@ class NamedData(SyntheticImages):
 
 
 IN_YAML = f"""
-model:
-  class_path: {HERE}.Named
-  init_args: {{pretrained_model_name_or_path: org/net, vocabulary_path: words.txt}}
 data:
-  class_path: {HERE}.NamedData
+  class_path: {HERE}.Named
   init_args: {{label_column: Discs, tables: [a.csv, b/c.csv]}}
 """
-BY_FLAGS = f"""
---model={HERE}.Named --model.pretrained_model_name_or_path org/net
---model.vocabulary_path words.txt
---data={HERE}.NamedData --data.label_column Discs --data.tables [a.csv,b/c.csv]
-"""
+BY_FLAGS = (
+    f"--data={HERE}.Named --data.label_column Discs --data.tables [a.csv,b/c.csv]"
+)
 
 
 @pytest.mark.parametrize("args", ["--config named.yaml", BY_FLAGS])
 def test_an_argument_is_what_its_type_says_whatever_its_name(
     tmp_path, monkeypatch, args
 ):
+    """A path is absolute, for a resume from another folder."""
     monkeypatch.chdir(tmp_path)
     Path("named.yaml").write_text(IN_YAML)
-    spec, model, data = parse([f"--config={TINY}", *args.split()])
-    assert model.named == ["org/net", tmp_path / "words.txt"]
+    spec, _, data = parse([f"--config={TINY}", *args.split()])
     tables = [tmp_path / "a.csv", tmp_path / "b" / "c.csv"]
     assert data.named == ["stanfordnlp/imdb", "Discs", tables]
     written = as_values(spec)["data"]["init_args"]

@@ -1,13 +1,10 @@
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attached import attach, inputs_of
 from given import Given
 from paths import argv, fails
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightbase.core.batches import TensorBatches
@@ -21,17 +18,6 @@ def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
     train, test = torch.arange(num), torch.arange(1000, 1000 + num)
     options = {"batch_size": batch_size, "val_fraction": 0.1, **options}
     return attach(Given((train, zeros), (test, zeros), ("a", "b"), **options))
-
-
-class Jittered(Dataset[tuple[Tensor, float]]):
-    """Its inputs are (index, a number of torch, of Python, of numpy)."""
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> tuple[Tensor, float]:
-        numbers = index, torch.rand(()).item(), random.random(), np.random.rand()
-        return torch.tensor(numbers), float(index)
 
 
 def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> None:
@@ -111,9 +97,8 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(
 def test_one_call_fetches_several_batches_but_not_many_bytes() -> None:
     loader = labelled(330, val_fraction=0, drop_last=False).train_dataloader()
     assert [len(indices) for indices in loader.batch_sampler] == [200, 130]
-    assert [len(inputs) for inputs, _ in loader] == [10] * 33
     large = TensorBatches(torch.zeros(4, 2**20))  # 4 MiB a sample
-    assert [large.batches_at_once(size) for size in (2, 3)] == [1, 1]
+    assert large.batches_at_once(2) == large.batches_at_once(3) == 1
 
 
 # torch pins dense CPU tensors alone; for mps it would say that it does not
@@ -141,34 +126,6 @@ def as_lists(loader: Any, epoch: int = 0) -> list[Any]:
     return [(inputs.tolist(), targets.tolist()) for inputs, targets in loader]
 
 
-def random_state() -> str:
-    state = torch.random.get_rng_state().tolist(), random.getstate()
-    return f"{state} {np.random.get_state()}"
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_random_transforms_of_a_dataset_do_not_depend_on_workers_or_resumes(
-    num_workers,
-):
-    def seeded(num_workers: int) -> Any:
-        torch.manual_seed(0)
-        return attach(Given(Jittered(), num_workers=num_workers))
-
-    expected = seeded(0).train_dataloader()
-    epochs = [as_lists(expected, epoch) for epoch in (0, 1)]
-    drawn = [{row[1] for x, _ in epoch for row in x} for epoch in epochs]
-    assert drawn[0].isdisjoint(drawn[1])
-    data = seeded(num_workers)
-    before = random_state()
-    loader = data.train_dataloader()
-    assert [as_lists(loader, epoch) for epoch in (0, 1)] == epochs
-    resumed = data.train_dataloader()
-    resumed.load_state_dict({"epoch": 0, "num_batches": 3})
-    assert as_lists(resumed) == epochs[0][3:]
-    assert as_lists(data.val_dataloader()) == as_lists(data.val_dataloader())
-    assert random_state() == before
-
-
 class Endless(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(3), 0
@@ -179,7 +136,7 @@ WRONG = [
     ((x[:0], y[:0]), {}, "is empty"),
     ((x, y), {"classes": ["a"]}, "targets from 0 to 1, not int64 from 0 to 0"),
     ((x, y.double()), {"classes": ["a", "b"]}, "torch.float32 targets"),
-    (Jittered(), {"image_shape": (1, 28, 28)}, r"\(4,\) for image_shape \(1, 28, 28\)"),
+    ((x, y), {"image_shape": (1, 28, 28)}, r"\(3,\) for image_shape \(1, 28, 28\)"),
     (Endless(), {}, "Endless:\nload returns .* write a LightningDataModule"),
     (None, {}, "NoneType:\nload returns"),
 ]

@@ -62,10 +62,3 @@ def test_masks_train_without_augment_and_with_a_transform_of_both(train, name):
     result = train("--data", f"test_masks.{name}", *SHORT)
     assert result["steps"] == 2
     assert 0 < result["test/acc"] < 1
-
-
-def test_both_are_flipped_together() -> None:
-    images, masks = Joint().load("train")
-    flipped, targets = Joint().transform_batch((images, masks), training=True)
-    assert torch.equal((flipped.sum(1) * 255 > 380.5).long(), targets)
-    assert not torch.equal(targets, masks)

@@ -4,7 +4,7 @@ from lightbase.extras.mistakes import in_plain_words
 
 
 def test_a_proposal_is_for_the_name_that_was_typed(monkeypatch):
-    classes = [("project.data.mnist.MNIST", "")]
+    classes = ["project.data.mnist.MNIST"]
     monkeypatch.setattr("lightbase.extras.mistakes.users_classes", lambda: classes)
     reason = "Expected a dot import path string: {} or list"
     assert "did you" not in in_plain_words(reason.format("TorchCheckpointI0"), "")

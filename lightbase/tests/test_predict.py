@@ -1,4 +1,5 @@
-"""predict.py: tables, masks and arrays of files and of splits."""
+"""predict.py: tables, masks and arrays of files and of splits, in the precision of the
+run."""
 
 import csv
 import os
@@ -8,21 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
 from given import Given
-from paths import ACCELERATOR, Trained, fails, script
+from paths import Trained, argv, fails, script
 from PIL import Image
+from small import Points
 from tasks import flags_of, outputs_of
 from torch import Tensor
-from torch.utils.data import TensorDataset
 from written import checkpoint_file
 
-from lightbase.commands.train import main
-from lightbase.core.data import BaseDataModule
+from lightbase.commands.predict import Collector
+from lightbase.core.errors import UserError
 from lightbase.core.load import load_run
-from lightbase.extras.predict import true_columns
+from lightbase.extras.predict import true_columns, write_arrays
 
 STRIPES = [f"stripes_{i}" for i in range(4)]
+SEES = "--trainer.max_epochs 1 --model test_predict.Sees --trainer.precision"
 predict = script("predict").main
+evaluate = script("evaluate").main
+
+
+class Sees(Classifier):
+    """Keeps what its tests see."""
+
+    seen: list[Tensor] = []
+
+    def test_step(self, batch, batch_idx: int):
+        logits = super().test_step(batch, batch_idx)
+        self.seen.append(logits.softmax(1).cpu())
+        return logits
 
 
 @pytest.fixture
@@ -42,73 +58,122 @@ def rows_of(ckpt: Any, output: Path, *args: object) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_predict_reports_what_it_cannot_read_and_classifies_the_rest(
-    ckpt, tmp_path, capsys
+def arrays_of(ckpt: Any, output: Path, *args: object) -> dict[str, np.ndarray]:
+    predict([*ckpt, *argv(*args), "--output", str(output)])
+    with np.load(output) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_predictions_are_what_the_test_has_measured(trained, tmp_path, precision):
+    folder, metrics = trained(SEES, precision)
+    ckpt = ["--ckpt_path", str(checkpoint_file(folder))]
+    Sees.seen.clear()
+    assert evaluate(ckpt)["test/acc"] == metrics["test/acc"]
+    predicted = arrays_of(ckpt, tmp_path / "x.npz")["prediction"]
+    assert (torch.from_numpy(predicted) == torch.cat(Sees.seen)).all()
+
+
+def test_predictions_take_the_flags_of_the_test_and_of_the_trainer(trained, tmp_path):
+    ckpt = ["--ckpt_path", str(checkpoint_file(trained(SEES, "bf16-mixed")[0]))]
+    ckpt += argv("--trainer.precision 64-true --data.num_test 40")
+    Sees.seen.clear()
+    evaluate(ckpt)
+    flags = "--data.batch_size=7 --trainer.limit_predict_batches 3"
+    predicted = arrays_of(ckpt, tmp_path / "x.npz", flags)["prediction"]
+    torch.testing.assert_close(torch.from_numpy(predicted), torch.cat(Sees.seen)[:21])
+
+
+def test_files_need_no_data_set_and_what_cannot_be_read_is_reported(
+    ckpt, tmp_path, capsys, monkeypatch
 ):
-    below = tmp_path / "images" / "below"
+    monkeypatch.delattr(SyntheticImages, "load")
+    monkeypatch.chdir(tmp_path)
+    below = Path("images") / "below"
     below.mkdir(parents=True)
+    image = Image.new("RGB", (11, 40), (9, 99, 200))
     for mode in ("L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "F", "I"):
-        Image.new("RGB", (11, 40), (9, 99, 200)).convert(mode).save(
-            below / f"{mode}.tiff"
-        )
+        image.convert(mode).save(below / f"{mode}.tiff")
     readable = {str(path) for path in below.iterdir()}
+    names = [os.fsdecode(b"caf\xe9.png"), "two\nlines.png", "=2.png", "n\u00e9.png"]
+    for name in names:
+        image.save(name)
+    shown = ["caf\\udce9.png", "two\\nlines.png", *names[2:]]
     (below / "broken.png").write_bytes(b"")
-    (tmp_path / "notes.txt").write_text("no image")
-    output = tmp_path / "x.csv"
+    Path("bad\nname.txt").write_text("no image")
     with pytest.raises(SystemExit) as caught:
-        rows_of(ckpt, output, below.parent, tmp_path / "notes.txt", "none.png")
+        rows_of(ckpt, Path("x.csv"), "images", "bad\nname.txt", "none.png", *names)
     assert caught.value.code == 1
     errors = capsys.readouterr().err
-    for name in ("broken.png", "notes.txt", "none.png"):
-        assert errors.count(f"{name}: ") == 1
-    rows = csv.DictReader(output.read_text().splitlines())
-    assert {row["file"] for row in rows} == readable
+    assert "error: cannot read images/below/broken.png: not an image, or cut" in errors
+    for name in ("bad\\nname.txt", "none.png"):
+        assert errors.count(f"cannot read {name}: ") == 1
+    with Path("x.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["file"] for row in rows[:-4]} == readable
+    assert [row["file"] for row in rows[-4:]] == [shown[0], *names[1:]]
+    predict([*ckpt, *names])
+    table = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split()[0] for line in table] == shown
 
 
-def test_predict_agrees_with_the_network(ckpt, tmp_path, capsys):
+def test_a_table_agrees_with_the_network(ckpt, tmp_path, capsys):
     _, model, data = load_run(Path(ckpt[1]))
     data.setup("test")
     inputs, targets = data.splits["test"].values
     with torch.no_grad():
         expected = model.eval()(data.normalize(inputs)).softmax(1)
     highest, order = expected.topk(2)
-    flags = (tmp_path / "x.csv", "--top_k", 2, "--probabilities")
-    rows = rows_of(ckpt, *flags)
     Image.fromarray(inputs[0].permute(1, 2, 0).numpy()).save(tmp_path / "0.png")
+    flags = (tmp_path / "x.csv", "--top_k", 2, "--probabilities")
     (of_file,) = rows_of(ckpt, *flags, tmp_path / "0.png")
+    rows = rows_of(ckpt, *flags)
+    assert len(rows) == len(inputs)
     assert of_file["class_2"] == rows[0]["class_2"]
     for i, row in enumerate(rows):
-        assert row.pop("sample") == str(i)
         names = [row.pop(name) for name in ("true", "class", "class_2")]
         assert names == [STRIPES[j] for j in (targets[i], *order[i])]
         values = [float(value) for value in row.values()]
-        right = [*highest[i].tolist(), *expected[i].tolist()]
+        right = [i, *highest[i].tolist(), *expected[i].tolist()]
         assert values == pytest.approx(right, abs=1e-4)
-    for wrong in ("0", "5"):
-        command = [*ckpt, "--top_k", wrong]
-        error = fails(capsys, 2, lambda command=command: predict(command))
-        assert f"--top_k {wrong}: there are 4 classes" in error
+    error = fails(capsys, 2, lambda: predict([*ckpt, "--top_k", "5"]))
+    assert "--top_k 5: there are 4 classes" in error
 
 
-def test_predict_takes_the_limit_of_the_trainer(ckpt, tmp_path):
-    limit = ("--trainer.limit_predict_batches", 1, "--data.eval_batch_size", 4)
-    assert len(rows_of(ckpt, tmp_path / "x.csv", *limit)) == 4
-
-
-def test_predict_refuses_data_that_files_cannot_replace(train, tmp_path, capsys):
-    limits = "--trainer.max_epochs 1 --trainer.limit_test_batches 0"
-    train("--data small.Points --model.net.sizes [10,2]", limits)
-    error = fails(capsys, 1, lambda: predict([*best_of(tmp_path), "black.png"]))
-    assert "Points has no read_inputs(path), nor uint8 images" in error
-    train("--data tasks.PlainImages --model.net.sizes [192,4] --name plain", limits)
+def test_a_plain_module_and_plain_data(tmp_path, capsys):
+    with pytest.raises(
+        UserError, match=r"Points has no read_inputs\(path\), nor uint8"
+    ):
+        next(Points().read_inputs(Path("x.png")))
+    place = f"--trainer.default_root_dir {tmp_path} --trainer.max_epochs 1"
+    classes = "--model tasks.Plain --data tasks.PlainImages --name plain"
+    script("train").main(argv(place, classes))
     ckpt = best_of(tmp_path, "plain")
+    arrays = arrays_of(ckpt, tmp_path / "x.npz", "--split val")
+    assert arrays["prediction"].shape == (32, 2)
     error = fails(capsys, 2, lambda: predict([*ckpt, "black.png"]))
     assert "files need a BaseDataModule, which PlainImages is not" in error
-    val = [*ckpt, "--split", "val", "--output"]
-    predict([*val, str(tmp_path / "x.npz")])
-    assert np.load(tmp_path / "x.npz")["prediction"].shape == (32, 4)
-    error = fails(capsys, 1, lambda: predict([*val, "/proc/x.npz"]))
-    assert "/proc/x.npz cannot be written" in error
+
+
+def test_the_outputs_of_a_detector_may_differ_in_length(tmp_path) -> None:
+    collector = Collector(has_masks=False)
+    for num in (1, 2):
+        boxes = {"boxes": torch.zeros(num, 4)}
+        collector.on_predict_batch_end(None, None, [boxes], None)
+    write_arrays(tmp_path / "x.npz", ["a", "b"], collector.outputs)
+    with np.load(tmp_path / "x.npz") as arrays:
+        assert [arrays[f"boxes.{i}"].shape for i in range(2)] == [(1, 4), (2, 4)]
+
+
+class Mean(Sees):
+    def predict_step(self, batch, batch_idx: int):
+        return super().predict_step(batch, batch_idx).mean(0)
+
+
+def test_a_row_for_each_input_is_needed(train, tmp_path, capsys) -> None:
+    train("--model test_predict.Mean --trainer.max_epochs 1")
+    error = fails(capsys, 1, lambda: predict(best_of(tmp_path)))
+    assert "predict_step has no row for each of the 75 inputs" in error
 
 
 def test_a_sample_without_a_label_has_its_number() -> None:
@@ -130,7 +195,7 @@ def test_predict_writes_labels_numbers_and_texts(train, tmp_path, capsys):
     blue = [float(row["probability_blue"]) for row in rows]
     assert blue == pytest.approx(x[:, 2].sigmoid().tolist(), abs=1e-4)
     error = fails(capsys, 2, lambda: predict([*ckpt, "--top_k", "2"]))
-    assert "--top_k is for classes" in error
+    assert "--top_k is for task multiclass" in error
     (x, y), first = outputs_of("regression"), best_of(tmp_path, "regression")
     row = rows_of(first, output)[0]
     assert list(row) == ["sample", "prediction_0", "prediction_1", "true_0", "true_1"]
@@ -161,45 +226,3 @@ def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
     assert sorted(arrays) == ["mean", "more", "names"]
     assert np.allclose(arrays["more"], x + 1)
     assert np.allclose(arrays["mean"], x.flatten(1).mean(1), atol=1e-6)
-
-
-class Halved(BaseDataModule):
-    """uint8 images of a Dataset, without image_shape."""
-
-    classes = ["a", "b"]
-
-    def load(self, split: str) -> Any:  # type: ignore[override]
-        images = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8)
-        return TensorDataset(images, torch.arange(40) % 2)
-
-    def normalize(self, inputs: Tensor) -> Tensor:
-        return inputs / 510
-
-
-@pytest.mark.parametrize(("model", "a"), [("Plain", 0.1), ("PlainWithStep", 1.1)])
-def test_predict_goes_through_the_predict_step_of_any_module(
-    tmp_path, capsys, model, a
-):
-    classes = f"--model tasks.{model} --data test_predict.Halved --data.batch_size 8"
-    place = f"--trainer.default_root_dir {tmp_path} --trainer.max_epochs 1"
-    main(f"{classes} {place} --trainer.accelerator {ACCELERATOR}".split())
-    Image.new("RGB", (5, 5), (51, 102, 0)).save(tmp_path / "x.png")
-    path = str(next(tmp_path.rglob("last.ckpt")))
-    predict(["--ckpt_path", path, str(tmp_path / "x.png"), "--top_k", "2"])
-    cells = capsys.readouterr().out.splitlines()[-1].split()
-    assert cells[1:] == ["b", f"{a + 0.1:.4f}", "a", f"{a:.4f}"]
-
-
-def test_predict_writes_any_file_name(ckpt, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = [os.fsdecode(b"caf\xe9.png"), "two\nlines.png", "=2.png", "n\u00e9.png"]
-    for name in names:
-        Image.new("RGB", (8, 8)).save(name)
-    shown = ["caf\\udce9.png", "two\\nlines.png", *names[2:]]
-    assert [row["file"] for row in rows_of(ckpt, Path("x.csv"), *names)] == shown
-    predict([*ckpt, *names])
-    table = capsys.readouterr().out.splitlines()[-4:]
-    assert [line.split()[0] for line in table] == shown
-    Path("bad\nname.png").write_bytes(b"")
-    error = fails(capsys, 1, lambda: predict([*ckpt, "bad\nname.png"]))
-    assert error == "error: cannot read bad\\nname.png: not an image, or cut short"

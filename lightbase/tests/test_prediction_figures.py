@@ -1,6 +1,5 @@
 """The pictures of a run: their tags, what is in them, and that they change nothing."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from written import curves, equal, weights
 
 from lightbase.core.predictions import PALETTE
 from lightbase.extras import figures
-from lightbase.extras.figures import spread
 
 HERE = "test_prediction_figures"
 ON = "--figures_every_n_epochs 2"
 WATCHED = f"{ON} --step_timer true --device_monitor true"
-KINDS = ("confusion_matrix", "predictions", "mistakes")
 
 
 def picture_steps(folder: Path) -> dict[str, list[int]]:
@@ -35,24 +32,15 @@ def test_each_picture_is_there_once_also_after_a_resume(train, tmp_path):
     train(ON, "--trainer.max_epochs 3")
     train(ON, "--ckpt_path last --trainer.max_epochs 4")
     folder = tmp_path / "tiny" / "version_0"
+    kinds = ("confusion_matrix", "predictions")
     assert picture_steps(folder) == {
         "view/inputs/train": [0],
         # of epochs 2, 3 and 4: the third one was the last one
-        **{f"view/{kind}/val": [37, 56, 75] for kind in KINDS},
-        **{f"view/{kind}/test": [76] for kind in KINDS},
+        **{f"view/{kind}/val": [37, 56, 75] for kind in kinds},
+        **{f"view/{kind}/test": [76] for kind in kinds},
     }
     # TensorBoard shows groups by name: loss and metrics come before what watches
     assert curves(folder)["test/loss"][0][0] == 76
-
-
-class Dollars(Points):
-    classes = [r"$\frac$", "right"]
-
-
-def test_classes_that_are_no_images_have_a_confusion_matrix(train, tmp_path):
-    train(ON, f"--data {HERE}.Dollars --model.net.sizes [10,2]")
-    tags = {*picture_steps(tmp_path / "tiny" / "version_0")}
-    assert tags == {"view/confusion_matrix/val", "view/confusion_matrix/test"}
 
 
 @pytest.mark.slow
@@ -94,59 +82,22 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     with torch.no_grad():
         logits = drawing.trainer.lightning_module.net(data.normalize(images))
     shares, predicted = logits.softmax(1).max(1)
-    (counts, *_) = drawing.matrices[-1]
+    counts, _, title = drawing.matrices[-1]
     assert counts.diag().sum() / 75 == pytest.approx(result["test/acc"])
     assert counts[0, 1] == ((targets == 0) & (predicted == 1)).sum()
+    wrong, right = ((predicted == targets) == x for x in (False, True))
+    assert title == f"{wrong.sum()} of 75 wrong"
 
-    displayed = figures.displayable(images)
-    shown, texts, _ = drawing.grids[-2]
-    rows = spread(75, 25)
-    assert torch.equal(shown, displayed[rows])
-    for i, text in zip(rows, texts, strict=True):
+    order = (shares - 2 * right).argsort(descending=True)  # the worst mistakes first
+    order[wrong.sum() :] = order[wrong.sum() :].flip(0)  # the least sure ones first
+    assert 0 < wrong.sum() < 25
+    shown, texts, _ = drawing.grids[-1]
+    assert torch.equal(shown, figures.displayable(images)[order[:25]])
+    for i, text in zip(order, texts, strict=False):
         lines = [f"{data.classes[predicted[i]]:.9} {shares[i]:.0%}"]
-        if predicted[i] != targets[i]:
+        if wrong[i]:
             lines.append(f"is {data.classes[targets[i]]:.9}")
         assert text.splitlines() == lines
-
-    shown, _, title = drawing.grids[-1]
-    wrong = (predicted != targets).nonzero()[:, 0]
-    worst = wrong[shares[wrong].argsort(descending=True)]
-    assert f"the worst of {len(wrong)} mistakes" in title
-    assert torch.equal(shown, displayed[worst[:25]])
-
-
-class ByHand(Classifier):
-    """Manual optimisation with two optimizers: Lightning's global_step counts both."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        layers = [x for x in self.net.modules() if isinstance(x, torch.nn.Linear)]
-        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        self.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        for optimizer in self.optimizers():
-            optimizer.step()
-
-
-def test_with_two_optimizers_all_curves_and_pictures_count_batches(
-    train, tmp_path, capsys
-):
-    result = train(WATCHED, f"--model {HERE}.ByHand")
-    assert result["steps"] == 2 * 19
-    folder = tmp_path / "tiny" / "version_0"
-    found = curves(folder)
-    assert [step for step, _ in found["val/loss"]] == [18, 37]
-    assert found["train/loss"][-1][0] == 37
-    steps = picture_steps(folder)
-    assert steps["view/mistakes/val"] == steps["watch/step_time/pie"] == [37]
-    share = re.search(r"  backward +([\d.]+)%", capsys.readouterr().out)
-    assert share
-    assert float(share[1]) > 0
 
 
 class SameMemory(Scale):
@@ -184,6 +135,10 @@ def test_masks_lie_over_the_images(train, monkeypatch):
     )
 
 
+class Dollars(Points):
+    classes = [r"$\frac$", "right"]
+
+
 class OnlyLoss(Classifier):
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         self.track("val", torch.zeros(()))
@@ -196,6 +151,9 @@ class InDict(Outputs):
 
     def transform_batch(self, batch: Any, training: bool) -> Any:
         return batch["image"], batch["mask"]
+
+
+MATRICES = ["view/confusion_matrix/val", "view/confusion_matrix/test"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +171,9 @@ class InDict(Outputs):
         ),
         (flags_of("text"), "the attribute task of the model is text, see", []),
         (flags_of("segmentation", data=f"{HERE}.InDict"), "", []),
+        (f"--data {HERE}.Dollars --model.net.sizes [10,2]", "", MATRICES),
     ],
+    ids=["only the loss", "misfit", "text", "images in a dict", "no images"],
 )
 def test_what_is_not_drawn_is_said(train, tmp_path, capsys, flags, line, tags):
     train(ON, flags)
@@ -222,14 +182,11 @@ def test_what_is_not_drawn_is_said(train, tmp_path, capsys, flags, line, tags):
     assert num == bool(line)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_images_of_any_kind_can_be_shown(channels):
-    shown = figures.displayable((torch.rand(2, channels, 5, 7) * 255).byte())
-    assert shown.shape == (2, 3, 5, 7)
-    assert 0 <= shown.min() < shown.max() <= 1
-
-
-def test_confusion_matrices_of_many_classes_stay_small():
+def test_pictures_of_any_kind_can_be_drawn():
+    for channels in (1, 2, 3):
+        shown = figures.displayable((torch.rand(2, channels, 5, 7) * 255).byte())
+        assert shown.shape == (2, 3, 5, 7)
+        assert 0 <= shown.min() < shown.max() <= 1
     names = [f"class number {i}" for i in range(100)]
     matrix = figures.confusion_matrix(torch.randint(100, (100, 100)), names, "title")
     assert max(figure_to_image(matrix).shape) <= 1500

@@ -69,15 +69,13 @@ def test_several_batches_at_once_are_the_same_batches() -> None:
 
 def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
     def seeds(epoch: int = 0, **options: Any) -> list[int]:
-        (rows,) = batches(50, 5, epoch, **options)
-        return [indices.seed for indices in rows]
+        of_ranks = batches(50, 5, epoch, **options)
+        return [indices.seed for indices in chain(*of_ranks)]
 
     sampler = EpochBatchSampler(50, 5, shuffle=True)
     sampler.first_batch = 4
     first = seeds(shuffle=True)
     assert [indices.seed for indices in sampler] == first[4:]
-    others = [*seeds(1, shuffle=True), *seeds(shuffle=True, seed=1)]
-    of_ranks = batches(50, 10, num_ranks=2, seed=2)
-    others += [indices.seed for rows in of_ranks for indices in rows]
-    assert len({*first, *others}) == 36
+    others = seeds(1, shuffle=True) + seeds(seed=1) + seeds(num_ranks=2, seed=2)
+    assert len({*first, *others}) == 40
     assert seeds() == seeds(1)

@@ -2,6 +2,7 @@
 different sizes. Each is trained, and everything that holds for pairs holds for it."""
 
 import pickle
+import random
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from written import checkpoint_file, equal, weights
 
 from lightbase import BaseDataModule, BaseModule, UserError
 from lightbase.core.batches import (
-    DatasetSamples,
     TensorBatches,
     map_tensors,
     tensors_in,
@@ -43,7 +43,8 @@ class Rows(Dataset[Any]):
 
 
 def as_dict(row: Tensor, index: int) -> Any:
-    return {"x": row.numpy() + np.random.rand(), "name": f"row {index}"}
+    shift = np.random.rand() + random.random() + torch.rand(()).item()
+    return {"x": row.numpy() + shift, "name": f"row {index}"}
 
 
 def as_image(row: Tensor, index: int) -> Any:
@@ -99,15 +100,13 @@ class Kinds(BaseDataModule):
     def __init__(self, kind: str, **kwargs: Any) -> None:
         super().__init__(**{"batch_size": 8, **kwargs})
         self.kind = kind
-        self.classes = None  # type: ignore[assignment]  # as a user may write
+        if KINDS[kind][1]:
+            self.collate = KINDS[kind][1]
 
     def load(self, split: str) -> Any:  # type: ignore[override]
         generator = torch.Generator().manual_seed(len(split))
         num = {"train": 100, "test": 21}[split]
         return KINDS[self.kind][0](torch.rand(num, 4, generator=generator).double())
-
-    def collate(self, samples: list[Any]) -> Any:
-        return (KINDS[self.kind][1] or super().collate)(samples)
 
     def transform_batch(self, batch: Any, training: bool) -> Any:
         """As the base class: the first part alone changes, which is meant here."""
@@ -164,18 +163,32 @@ def flat(batch: Any) -> list[Any]:
     return [tensor.tolist() for tensor in tensors_in(batch)]
 
 
+def random_state() -> str:
+    state = torch.random.get_rng_state().tolist(), random.getstate()
+    return f"{state} {np.random.get_state()}"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_batches_do_not_depend_on_workers_or_on_where_the_samples_are(kind):
+    """Nor do random transforms; they leave the numbers of the training."""
     found = []
-    for num_workers in (1, 0):
+    for num_workers in (2, 0):
         torch.manual_seed(0)
-        loader = attach(Kinds(kind, num_workers=num_workers)).train_dataloader()
+        data = attach(Kinds(kind, num_workers=num_workers))
+        before = random_state()
+        loader = data.train_dataloader()
         found.append([*map(flat, loader)])
-    of_worker, batches = found
+        assert random_state() == before
+    of_workers, batches = found
     assert len(batches) == 11
-    assert of_worker == batches
-    loader.load_state_dict({"epoch": 0, "num_batches": 4})
-    assert [*map(flat, loader)] == batches[4:]
+    assert of_workers == batches
+    val = data.val_dataloader()
+    assert [*map(flat, val)] == [*map(flat, val)]
+    loader.batch_sampler.set_epoch(1)
+    second = [*map(flat, loader)]
+    assert not any(batch in batches for batch in second)
+    loader.load_state_dict({"epoch": 1, "num_batches": 4})
+    assert [*map(flat, loader)] == second[4:]
     # as a worker gets them on macOS and Windows, where nothing is forked
     samples, _ = pickle.loads(ForkingPickler.dumps((loader.dataset, loader.collate_fn)))
     first = flat(samples.__getitems__([5, 7]))
@@ -222,14 +235,6 @@ def test_the_hook_of_a_batch_on_its_device() -> None:
         batch = data.on_after_batch_transfer(given, 0)
         assert [part.unique().item() for part in batch] == expected
         assert {part.dtype for part in batch} == {torch.bfloat16}
-
-
-def test_a_function_of_the_user_may_be_an_attribute() -> None:
-    data = Kinds("tensor")
-    data.collate = lambda samples: torch.stack(samples)  # type: ignore[assignment,method-assign]
-    samples = attach(data).splits["train"]
-    assert isinstance(samples, DatasetSamples)
-    assert torch.equal(samples.__getitems__([0])[0], samples.dataset[0])
 
 
 @pytest.mark.parametrize(

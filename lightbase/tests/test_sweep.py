@@ -17,7 +17,6 @@ import programs
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.study import Study
-from optuna.trial import FrozenTrial
 from paths import HERE, TINY, fails
 
 from lightbase.commands import sweep as sweep_module
@@ -28,7 +27,7 @@ from lightbase.core.signals import SIGNALS
 from lightbase.extras.sweep import read_search
 
 LR = "model.lr=log:1e-3..1e-1"
-Run = Callable[..., dict[str, FrozenTrial]]
+Run = Callable[..., Study]
 
 
 def test_what_a_search_means() -> None:
@@ -51,6 +50,7 @@ WRONG = {
     LR: "--trials N: how many?",
     f"{LR} --search seed_everything=1,2": "seed_everything cannot be searched",
     f"{LR} --trials 4 --data.val_fraction 0": "trials by a validation",
+    "data.batch_size=-1..2 --trials 4": "data.batch_size: '-1'",
 }
 
 
@@ -65,19 +65,21 @@ def test_what_is_wrong_is_refused_before_a_trial(search, tmp_path, capsys, sweep
 def sweep(tmp_path: Path) -> Run:
     """Runs sweep.py on tests/tiny.yaml in this process."""
 
-    def run(*flags: str, name: str = "tried") -> dict[str, FrozenTrial]:
+    def run(*flags: str, name: str = "tried") -> Study:
         where = ["--trainer.default_root_dir", str(tmp_path), "--name", name]
         return sweep_module.main(["--config", TINY, *where, *flags])
 
     return run
 
 
-def results(trials: dict[str, FrozenTrial]) -> list[Any]:
-    return [(trial.params, trial.value) for trial in trials.values()]
+def results(study: Study) -> list[Any]:
+    return [(trial.params, trial.value) for trial in study.trials]
 
 
 def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
+    for module in [*sys.modules]:
+        if module.split(".")[0] == "optuna":
+            monkeypatch.setitem(sys.modules, module, None)
     for module in ("commands", "extras"):
         monkeypatch.delitem(sys.modules, f"lightbase.{module}.sweep")
     path = str(HERE / "scripts" / "sweep.py")
@@ -86,7 +88,7 @@ def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
     assert error.endswith('\npip install -c constraints.txt -e ".[sweep]"')
 
 
-def test_a_sweep_of_version_0_3_is_refused(sweep, tmp_path, capsys):
+def test_a_folder_with_trials_of_no_study_is_refused(sweep, tmp_path, capsys):
     (tmp_path / "tried" / "trial_000").mkdir(parents=True)
     error = fails(capsys, 2, lambda: sweep("--search", "model.lr=0.1"))
     assert "has trials, but no study.journal\ngive another --name" in error
@@ -125,10 +127,7 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     environment = folder / "trial_001" / "version_0" / "environment.txt"
     assert environment.read_text().count("git commit: ") == 2  # starts
 
-    shutil.rmtree(folder / "trial_002")  # to be repeated
-    trials = sweep(*search[:-1], "4")
-    assert results(trials)[:3] == expected
-    assert len(trials) == 4
+    assert results(sweep(*search[:-1], "4"))[:3] == expected
     error = fails(capsys, 2, lambda: sweep("--search", LR, "--trials", "4"))
     assert f"tried has {list(search[1:4:2])}\ngive the same" in error
     error = fails(capsys, 2, lambda: sweep(*search, "--trainer.max_epochs", "3"))
@@ -149,14 +148,13 @@ def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch):
             shutil.rmtree(run / "checkpoints")
             (run / "metrics.json").rename(run / "moved")
     (run / "moved").rename(run / "metrics.json")
-    (trial,) = sweep(*grid).values()
-    assert values == [trial.value, trial.value]
+    assert values == [sweep(*grid).best_value] * 2
     assert not (run / "checkpoints").exists(), "trained again"
 
 
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
-    trials = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
-    best = f"{trials['trial_001'].value:.4f}"
+    study = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
+    best = f"{study.best_value:.4g}"
     first, second, _, *rows, flags = capsys.readouterr().out.splitlines()[-6:]
     reason = "failed, UserError: the training loss is NaN"
     assert first.startswith(
@@ -208,35 +206,29 @@ def write_run(args: list[str]) -> None:
 
 
 def full_disk(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+    raise UserError("last.ckpt cannot be written") from OSError(errno.ENOSPC, "full")
 
 
-def cannot_write(*_: Any) -> None:
-    raise UserError("last.ckpt cannot be written") from OSError(errno.EDQUOT, "quota")
-
-
-@pytest.mark.parametrize("error", [full_disk, cannot_write])
-def test_a_full_disk_ends_the_sweep_and_is_no_result(sweep, capsys, monkeypatch, error):
-    grid = ("--search", "model.lr=0.1,0.2")
-    monkeypatch.setattr(sweep_module, "train_run", error)
-    fails(capsys, 1, lambda: sweep(*grid))
-    monkeypatch.setattr(sweep_module, "train_run", write_run)
-    trials = sweep(*grid).values()
-    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
-
-
-def test_a_signal_during_a_failed_trial_ends_the_sweep(sweep, tmp_path, monkeypatch):
-    def fail(*_: Any) -> None:
-        SIGNALS.waits = True  # as in a training that fails
+def signal_and_fail(*_: Any) -> None:
+    with SIGNALS.handled():
+        SIGNALS.waits = True  # as in a training
         signal.raise_signal(signal.SIGTERM)
         raise AttributeError("a bug")
 
-    monkeypatch.setattr(sweep_module, "train_run", fail)
-    with pytest.raises(SystemExit) as caught:
-        sweep("--search", "model.lr=0.1,0.2")
-    assert caught.value.code == 143
-    assert not (tmp_path / "tried" / "trial_001").exists()
-    assert "Traceback" in (tmp_path / "tried" / "trial_000" / "output.txt").read_text()
+
+def test_a_full_disk_and_a_signal_end_the_sweep(sweep, tmp_path, monkeypatch):
+    """A full disk is no result: the trial is trained again. A training that fails after
+    a signal has failed."""
+    grid = ("--search", "model.lr=0.1,0.2")
+    for train, status in ((full_disk, 1), (signal_and_fail, 143)):
+        monkeypatch.setattr(sweep_module, "train_run", train)
+        with pytest.raises(SystemExit) as caught:
+            sweep(*grid)
+        assert caught.value.code == status
+    assert "a bug" in (tmp_path / "tried" / "trial_000" / "output.txt").read_text()
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
+    states = [trial.state.name for trial in sweep(*grid).trials]
+    assert states == ["FAIL", "COMPLETE"]
 
 
 @pytest.mark.slow

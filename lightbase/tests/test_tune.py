@@ -9,7 +9,7 @@ import pytest
 import torch
 from example.models.mlp import MLP
 from lightning.pytorch.demos.boring_classes import BoringModel
-from paths import ACCELERATOR, TINY, argv, script
+from paths import ACCELERATOR, TINY, argv, fails, script
 from torch import Tensor
 
 tune = script("tune")
@@ -21,9 +21,8 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> list[str]:
-        return tune.main(
-            argv("--config", TINY, "--trainer.default_root_dir", tmp_path, *args)
-        )
+        place = ("--trainer.default_root_dir", tmp_path)
+        return tune.main(argv("--config", TINY, *place, *args))
 
     return run
 
@@ -49,43 +48,35 @@ class MemoryOf100(MLP):
         return super().forward(x)
 
 
+BATCH_SIZES = {
+    "--model.net test_tune.MemoryOf100": "64",
+    "--max_batch_size 40": "32",
+    "--data.num_train 200 --data.val_fraction 0.36": "128",  # of 128 samples
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "size"),
-    [
-        ("--model.net test_tune.MemoryOf100", "64"),
-        ("--max_batch_size 40", "32"),
-        ("--max_batch_size 2", "2"),
-    ],
-)
-def test_the_largest_batch_size_that_fits_is_suggested(find, flags, size):
+@pytest.mark.parametrize("flags", BATCH_SIZES)
+def test_the_largest_batch_size_that_fits_is_suggested(find, flags):
     suggested = find("--find batch_size", flags)
-    assert suggested == ["--data.batch_size", size]
+    assert suggested == ["--data.batch_size", BATCH_SIZES[flags]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--max_lr 2e-5 --num_steps 3", "give another --min_lr or --max_lr"),
-        ("--max_lr 1e300", "give another --min_lr or --max_lr"),
-        ("--trainer.strategy ddp --trainer.devices 2", "runs on one device"),
-    ],
-)
-def test_mistakes_and_wrong_ranges_are_told_in_two_lines(find, capsys, flags, words):
+def test_mistakes_and_wrong_ranges_are_told_in_two_lines(find, capsys):
     with pytest.raises(SystemExit):
-        find("--find lr --num_steps 100", flags)
+        find("--find lr --max_lr 1e300 --num_steps 100")
     # Lightning's bar stands before the error
     error = capsys.readouterr().err.partition("error: ")[2]
-    assert words in error
-    assert error.count("\n") <= 2
+    assert error.splitlines()[1].startswith("give another --min_lr or --max_lr")
+    several = "--find lr --trainer.strategy ddp --trainer.devices 2"
+    assert "runs on one device" in fails(capsys, 2, lambda: find(several))
 
 
 @pytest.mark.parametrize("finder", ["BatchSizeFinder", "LearningRateFinder"])
 def test_a_finder_within_a_run_is_refused(train, tmp_path, capsys, finder):
-    with pytest.raises(SystemExit):
-        train(f"--trainer.callbacks lightning.pytorch.callbacks.{finder}")
-    error = capsys.readouterr().err
+    flag = f"--trainer.callbacks lightning.pytorch.callbacks.{finder}"
+    error = fails(capsys, 2, lambda: train(flag))
     assert f"a {finder} changes a setting of the run; search before the run" in error
     assert not list(tmp_path.iterdir())
 
@@ -105,9 +96,12 @@ class LitNet(BoringModel):
 def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, capsys):
     flags = f"--trainer.accelerator {ACCELERATOR} --trainer.default_root_dir {tmp_path}"
     boring = "lightning.pytorch.demos.boring_classes.Boring"
-    flags += f" --find lr --max_lr 300 --data {boring}DataModule --model "
-    flag, _ = tune.main(f"{flags} test_tune.LitNet".split())
+    flags += f" --max_lr 300 --data {boring}DataModule --model "
+    lit = f"{flags} test_tune.LitNet --find".split()
+    flag, _ = tune.main([*lit, "lr"])
     assert flag == "--model.learning_rate"
-    with pytest.raises(SystemExit):
-        tune.main(f"{flags} {boring}Model".split())
-    assert "there is no model.lr or model.learning_rate" in capsys.readouterr().err
+    capsys.readouterr()
+    error = fails(capsys, 1, lambda: tune.main([*lit, "batch_size"]))
+    assert "batch_size not found" in error
+    error = fails(capsys, 1, lambda: tune.main(f"{flags} {boring}Model".split()))
+    assert "there is no model.lr or model.learning_rate" in error

@@ -5,12 +5,12 @@ import pytest
 import torch
 from example.classifier import Classifier
 from lightning import Callback
+from lightning.pytorch.callbacks import WeightAveraging
 from paths import script
 from written import checkpoint_file, refused
 
 ME = "--trainer.callbacks test_validated"
 LIGHTNING = "--trainer.callbacks lightning.pytorch.callbacks"
-ONE_EPOCH = "--trainer.max_epochs 1"
 
 
 @torch.no_grad()
@@ -36,6 +36,11 @@ class ModuleShrinks(Classifier):
         shrink(self.parameters())
 
 
+class AveragesEpochs(WeightAveraging):
+    def should_update(self, step_idx=None, epoch_idx=None):
+        return epoch_idx is not None
+
+
 PRUNING = f"{LIGHTNING}.ModelPruning --trainer.callbacks.amount 0.5"
 PRUNING += " --trainer.callbacks.pruning_fn l1_unstructured"
 STOPPING = f"{LIGHTNING}.EarlyStopping --trainer.callbacks.monitor val/loss"
@@ -46,22 +51,26 @@ SHRINKS = "--model test_validated.ModuleShrinks"
     ("name", "flags"),
     [
         ("AtEpochEnd", f"{ME}.AtEpochEnd"),
-        ("WhenSaved", f"{ME}.WhenSaved --trainer.val_check_interval 5"),
+        (
+            "WhenSaved",
+            f"{ME}.WhenSaved --trainer.val_check_interval 5 --trainer.precision 64-true",
+        ),
         ("ModelPruning", PRUNING),
         # a callback that only stops is not named
         ("ModuleShrinks", f"{SHRINKS} {STOPPING}"),
+        # it validates weights before it averages
+        ("AveragesEpochs", f"{ME}.AveragesEpochs"),
     ],
 )
 def test_weights_that_change_after_their_validation_end_the_run(
     train, tmp_path, capsys, name, flags
 ):
-    run = lambda: train(ONE_EPOCH, flags)  # noqa: E731
+    run = lambda: train(flags)  # noqa: E731
     error = refused(capsys, tmp_path, run, status=1)
     assert f"{name} changes the weights between a validation and best.ckpt" in error
     assert "EarlyStopping" not in error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "allowed",
     [

@@ -14,9 +14,8 @@ HERE = Path(__file__).parent
 OTHER_TESTS = {
     "dry_run": ["test_checks.py"],
     "environment": ["test_commit.py"],
-    "figures": ["test_prediction_figures.py", "test_report.py"],
+    "figures": ["test_prediction_figures.py"],
     "stop_on_nan": ["test_finite.py"],
-    "step_timer": ["test_step_timer.py", "test_advice.py"],
 }
 """The tests of the extras whose name does not tell it."""
 RESULTS = ast.Return | ast.Yield | ast.YieldFrom

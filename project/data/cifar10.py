@@ -46,10 +46,6 @@ class CIFAR10(BaseDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        if crop_mode == "reflect" and random_crop >= self.image_shape[1]:
-            raise ValueError(
-                f"random_crop {random_crop}: with crop_mode reflect at most 31"
-            )
         self.random_crop = random_crop
         self.crop_mode: Literal["constant", "reflect"] = crop_mode
         self.random_flip = random_flip

@@ -1,13 +1,12 @@
 """Feature vectors: generated clusters, or a CSV file with a label column."""
 
 import csv
-import io
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
@@ -48,7 +47,7 @@ class Features(BaseDataModule):
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        self.csv_path = csv_path
+        self.csv_path: Any = csv_path
         self.label_column = label_column
         self.num_features = num_features
         self.num_samples = num_samples
@@ -60,19 +59,17 @@ class Features(BaseDataModule):
             self.classes = [f"class_{i}" for i in range(num_classes)]
 
     @cached_property
-    def table(self) -> tuple[Tensor, list[str]]:
-        """Features float32 (N, columns) and the N labels of the file."""
-
-        def convert(cells: dict[str, str]) -> tuple[list[float], str]:
-            label = cells.pop(self.label_column, "")
+    def table(self) -> tuple[dict[str, dict[str, str]], list[str]]:
+        """The rows of the file without the label, see `read_csv`, and the N labels."""
+        rows = read_csv(self.csv_path)
+        labels = []
+        for place, row in rows.items():
+            label = row.pop(self.label_column, "")
             if not label:
-                raise ValueError(f"no label in a column {self.label_column!r}")
-            self.columns = [*cells]
-            return numbers_in(cells, self.columns), label
-
-        rows = read_csv(Path(self.csv_path or ""), convert)
-        inputs, labels = zip(*rows, strict=True)
-        return torch.tensor(inputs), list(labels)
+                problem = f"{place}: no label in a column {self.label_column!r}"
+                raise UserError(problem, WAY_OUT)
+            labels.append(label)
+        return rows, labels
 
     @cached_property  # which a checkpoint can assign
     def classes(self) -> list[str]:  # type: ignore[override]
@@ -83,15 +80,10 @@ class Features(BaseDataModule):
         if self.csv_path is None:
             inputs, targets = self._generate()
         else:
-            inputs, labels = self.table
-            unknown = sorted({*labels} - {*self.classes})
-            if unknown:
-                raise UserError(
-                    f"{self.csv_path} has labels that the training had not: "
-                    f"{unknown[:5]}",
-                    "remove their rows, or start a new training with them",
-                )
-            targets = torch.from_numpy(np.searchsorted(self.classes, labels))
+            rows, labels = self.table
+            self.columns = self.columns or list(next(iter(rows.values())))
+            inputs = torch.tensor([self._numbers(*row) for row in rows.items()])
+            targets = torch.tensor([self.classes.index(label) for label in labels])
         part = self.seeded_part(len(targets), split)
         return inputs[part], targets[part]
 
@@ -130,63 +122,50 @@ class Features(BaseDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        for name in ("mean", "std", "columns"):
-            setattr(self, name, state_dict[name])
+        self.mean = state_dict["mean"]
+        self.std = state_dict["std"]
+        self.columns = state_dict["columns"]
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
-        """Yield the rows of a CSV file with the columns of the training, by the name
-        "FILE:LINE", where empty lines do not count. Other columns, such as the label,
-        do not count."""
-        rows = read_csv(path, lambda cells: numbers_in(cells, self.columns))
-        for line, numbers in enumerate(rows, 2):
-            yield f"{path}:{line}", torch.tensor(numbers)
+        """Yield ("FILE:LINE", features) for each row of a CSV file. Only the columns of
+        the training are read."""
+        for place, row in read_csv(path).items():
+            yield place, torch.tensor(self._numbers(place, row))
+
+    def _numbers(self, place: str, row: dict[str, str]) -> list[float]:
+        """Return the features of a row. Raise UserError for a cell without a number,
+        and for a missing column."""
+        try:
+            numbers = [float(row[column]) for column in self.columns]
+            if not all(map(math.isfinite, numbers)):
+                raise ValueError(f"{numbers} are not finite")
+        except (KeyError, ValueError) as error:
+            problem = f"{place}: no number in a column: {error}"
+            raise UserError(problem, WAY_OUT) from error
+        return numbers
 
 
-def read_csv(path: Path, convert: Callable[[dict[str, str]], Any]) -> list[Any]:
-    """Return what `convert` makes of each row of a CSV file. Empty lines do not count.
+def read_csv(path: Path) -> dict[str, dict[str, str]]:
+    """Return {"FILE:LINE": {column: text}} for the rows of a CSV file. LINE is the last
+    line of a row, because a cell in quotes may have several lines.
 
     Raise UserError if the file cannot be read, has no row, or has a row of another
-    length than the header. Raise it with the line for a ValueError of `convert`, too.
-
-    convert: Gets the texts of a row, by column.
+    length than the header.
     """
-    place = str(path)
-    columns: list[str] = []
-    rows = []
+    rows = {}
+    line = 1
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        for cells in reader:
-            if not columns:
-                columns = cells
-            elif len(cells) == len(columns):
-                rows.append(convert(dict(zip(columns, cells, strict=True))))
-            elif cells:
-                raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
-            # where the next row begins: a cell in quotes may have several lines
-            place = f"{path}, line {reader.line_num + 1}"
-        if not rows:
-            raise ValueError("no row below the header")
-    except csv.Error as error:
-        problem = f"{place}: is a quote not closed? {error}"
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                line = reader.line_num
+                if None in row or None in row.values():
+                    problem = f"{path}:{line}: not as many cells as in the header"
+                    raise UserError(problem, WAY_OUT)
+                rows[f"{path}:{line}"] = row
+    except (OSError, UnicodeError, csv.Error) as error:
+        problem = f"{path} cannot be read beyond line {line}: {error}"
         raise UserError(problem, WAY_OUT) from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place}: {error}", WAY_OUT) from error
+    if not rows:
+        raise UserError(f"{path} has no row below the header", WAY_OUT)
     return rows
-
-
-def numbers_in(cells: dict[str, str], columns: list[str]) -> list[float]:
-    """Return the numbers in these columns of a row. Raise ValueError if a column is
-    missing, or for a cell without a number that float32 can hold.
-
-    cells: The texts by column.
-    """
-    numbers = []
-    for name in columns:
-        if name not in cells:
-            raise ValueError(f"no column {name!r}")
-        number = float(cells[name])
-        if not abs(number) <= torch.finfo(torch.float32).max:
-            raise ValueError(f"{number} is no number, infinite or too large")
-        numbers.append(number)
-    return numbers

@@ -59,32 +59,38 @@ class Whiten(nn.Module):
         self.offset.copy_(-weight @ mean)
 
 
+def conv(in_channels: int, out_channels: int) -> nn.Conv2d:
+    """Return a 3x3 convolution whose first in_channels outputs start as copies of its
+    inputs."""
+    layer = nn.Conv2d(in_channels, out_channels, 3, padding="same", bias=False)
+    nn.init.dirac_(layer.weight.data[:in_channels])
+    return layer
+
+
+def norm(channels: int) -> nn.BatchNorm2d:
+    """Return a batch norm whose scale is 1 and not trained."""
+    layer = nn.BatchNorm2d(channels, momentum=0.4)
+    layer.weight.requires_grad = False
+    return layer
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions, each with batch norm and GELU. Max pooling after the first
     one halves height and width.
 
-    The first in_channels outputs of a convolution start as copies of its inputs. The
-    scale of the norms is 1 and not trained.
+    Input (N, in_channels, H, W), output (N, out_channels, H // 2, W // 2).
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding="same", bias=False)
-        self.pool = nn.MaxPool2d(2)
-        self.norm1 = nn.BatchNorm2d(out_channels, momentum=0.4)
-        self.conv2 = nn.Conv2d(
-            out_channels, out_channels, 3, padding="same", bias=False
-        )
-        self.norm2 = nn.BatchNorm2d(out_channels, momentum=0.4)
-        self.activation = nn.GELU()
-        for norm in (self.norm1, self.norm2):
-            norm.weight.requires_grad = False
-        for conv in (self.conv1, self.conv2):
-            nn.init.dirac_(conv.weight.data[: conv.in_channels])
+        self.conv1 = conv(in_channels, out_channels)
+        self.norm1 = norm(out_channels)
+        self.conv2 = conv(out_channels, out_channels)
+        self.norm2 = norm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.activation(self.norm1(self.pool(self.conv1(x))))
-        return self.activation(self.norm2(self.conv2(x)))
+        x = functional.gelu(self.norm1(functional.max_pool2d(self.conv1(x), 2)))
+        return functional.gelu(self.norm2(self.conv2(x)))
 
 
 class WhitenedCNN(nn.Module):
@@ -126,8 +132,7 @@ class WhitenedCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training or not self.mirror:
             return self.logits(x)
-        both = torch.stack([self.logits(x), self.logits(x.flip(-1))])
-        return both.mean(0)
+        return torch.stack([self.logits(x), self.logits(x.flip(-1))]).mean(0)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of the images as they are."""

@@ -29,29 +29,14 @@ BASE["trainer"] |= {"max_epochs": 1, "log_every_n_steps": 2}
 BASE["data"]["init_args"] |= {"num_train": 96, "num_test": 24}
 
 
-LABELS = POSSIBLE, IMPOSSIBLE, OTHERS = "possible", "impossible", "others"
+POSSIBLE, IMPOSSIBLE = "possible", "impossible"
 TYPED = yaml.safe_load(Path(__file__).with_name("typed.yaml").read_text("utf-8"))
 Setting = tuple[str, str, str]  # flag, value, label
-
-
-def texts(columns: dict[str, str], label: str) -> list[str]:
-    return columns[label].split("|") if label in columns else []
-
-
-def values_of(row: dict[str, str]) -> dict[str, list[str]]:
-    """The values of a flag by their label: those of its kind, and its own."""
-    kind = TYPED["kinds"][row["kind"]]
-    values = {label: texts(kind, label) + texts(row, label) for label in LABELS}
-    meant = {*texts(row, POSSIBLE), *texts(row, OTHERS)} - {*texts(row, IMPOSSIBLE)}
-    values[IMPOSSIBLE] = [x for x in values[IMPOSSIBLE] if x not in meant]
-    return values
-
-
 SETTINGS = [
     (flag, value, label)
-    for flag, row in TYPED["flags"].items()
-    for label, values in values_of(row).items()
-    for value in values
+    for flag, labels in TYPED.items()
+    for label, values in labels.items()
+    for value in values.split("|")
 ]
 
 
@@ -106,13 +91,7 @@ def of_command(settings: list[Setting]) -> list[str]:
 
 def of_yaml(settings: list[Setting], root: Path) -> list[str]:
     """The same in a config: each value as it is typed, behind its key."""
-    lines = []
-    for flag, value, _ in settings:
-        name, dot, key = flag.rpartition(".")
-        if dot and name.endswith("_args"):  # a key of a dict
-            lines.append(f"{name}: {{{key}: {value}}}")
-        else:
-            lines.append(f"{flag}: {value}")
+    lines = [f"{flag}: {value}" for flag, value, _ in settings]
     path = root / "typed.yaml"
     path.write_text("\n".join(lines), encoding="utf-8")
     return ["--config", str(path)]

@@ -10,7 +10,6 @@ from pages import PACKAGE, REPO, SHORT
 import lightbase
 
 CONFIGS = sorted((REPO / "configs").glob("*.yaml"))
-EACH = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
 FEW = "--data.num_train 200 --data.num_test 70 --data.batch_size 16"
 SMALLER = {
     "synthetic.SyntheticImages": FEW,
@@ -22,8 +21,9 @@ SMALLER = {
 """Flags by the data set. The fixtures make the files."""
 
 
-def train_two_steps(config: Path) -> dict[str, float]:
-    """Train an experiment on generated data."""
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
+@pytest.mark.usefixtures("user_folder", "mnist_dir", "cifar10_dir", "offline")
+def test_an_experiment_trains_two_steps(config: Path) -> None:
     data = yaml.safe_load(config.read_text()).get("data", "")
     if isinstance(data, dict):
         data = data["class_path"]
@@ -31,24 +31,6 @@ def train_two_steps(config: Path) -> dict[str, float]:
     if name not in SMALLER:
         pytest.skip(f"no generated data for {data}")
     flags = f"{SMALLER[name]} {SHORT} --trainer.limit_train_batches 2"
-    return lightbase.main(["--config", str(config), *flags.split()])
-
-
-@EACH
-@pytest.mark.usefixtures("user_folder", "mnist_dir", "cifar10_dir", "offline")
-def test_an_experiment_trains_two_steps(config: Path) -> None:
-    result = train_two_steps(config)
+    result = lightbase.main(["--config", str(config), *flags.split()])
     assert result["steps"] == 2
     assert math.isfinite(result["test/loss"])
-
-
-@EACH
-@pytest.mark.slow
-@pytest.mark.usefixtures("mnist_dir", "cifar10_dir", "offline")
-def test_the_saved_config_of_a_run_repeats_it(config: Path, user_folder: Path) -> None:
-    first = train_two_steps(config)
-    (saved,) = user_folder.glob("logs/*/version_0/config.yaml")
-    again = lightbase.main(["--config", str(saved)])
-    assert again | {"train_seconds": 0} == first | {"train_seconds": 0}
-    saved_again = saved.parents[1] / "version_1" / "config.yaml"
-    assert saved_again.read_text() == saved.read_text()

@@ -80,23 +80,26 @@ def test_programs_read_exported_files_without_the_package(folder, monkeypatch, c
         run_short(command)
     for i in (0, 1):
         Image.effect_noise((40 + i, 50), 128).save(f"{i}.png")
-
-    def output_of(example: str, *args: str) -> list[str]:
+    shown = {}
+    for example, args in (
+        ("with_onnx.py", ["0.png", "1.png"]),
+        ("with_pt2.py", []),
+        ("with_pth.py", []),
+    ):
         assert PACKAGE not in files(page)[example]
         monkeypatch.setattr("sys.argv", [example, *args])
         capsys.readouterr()
         runpy.run_path(example)
-        return capsys.readouterr().out.splitlines()
-
-    lines = [line.split() for line in output_of("with_onnx.py", "0.png", "1.png")]
+        shown[example] = capsys.readouterr().out
     run("python scripts/predict.py --ckpt_path cifar10_cnn 0.png 1.png")
     _, _, rows = capsys.readouterr().out.partition("\nfile ")
-    table = [line.split() for line in rows.splitlines()[1:]]
-    assert [line[:2] for line in lines] == [row[:2] for row in table]
-    values = [float(line[2]) for line in lines]
-    assert values == pytest.approx([float(row[2]) for row in table], abs=2e-4)
-    assert len(output_of("with_pt2.py")) == 5
-    assert len(json.loads(output_of("with_pth.py")[0])) == 5
+    lines = shown["with_onnx.py"].splitlines()
+    for row, line in zip(rows.splitlines()[1:], lines, strict=True):
+        *predicted, probability = line.split()
+        assert row.split()[:2] == predicted
+        assert float(row.split()[2]) == pytest.approx(float(probability), abs=2e-4)
+    assert len(shown["with_pt2.py"].splitlines()) == 5
+    assert len(json.loads(shown["with_pth.py"])) == 5
 
 
 def check_flags(args: list[str]) -> None:
