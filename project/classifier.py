@@ -17,8 +17,9 @@ class Classifier(BaseModule):
         net: The network.
         criterion: The loss of logits and labels, a mean over the batch; cross-entropy
             unless given.
-        metrics: By name, {f1: {class_path:
-            torchmetrics.classification.MulticlassF1Score}}; accuracy unless given.
+        metrics: Beside the accuracy, `acc`, by name: {f1: {class_path:
+            torchmetrics.classification.MulticlassF1Score}}. {acc: null} leaves the
+            accuracy out.
         num_classes: Filled in from the data, here and wherever a network, loss or
             metric takes it.
         per_class: Add the accuracy of each class, as curves val_class_acc/NAME.
@@ -52,7 +53,7 @@ class Classifier(BaseModule):
             # validate_args would wait for the GPU
             return MulticlassAccuracy(num_classes, validate_args=False, **options)
 
-        metrics = metrics or {"acc": accuracy(average="micro")}
+        metrics = collection(metrics, defaults={"acc": accuracy(average="micro")})
         if per_class:
             metrics = collection(metrics, {"class_acc": accuracy(average=None)})
         if top_k:

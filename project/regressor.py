@@ -5,7 +5,14 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, Metric
 
-from lightbase import BaseModule, Batch, Metrics, UserError, at_least_float32
+from lightbase import (
+    BaseModule,
+    Batch,
+    Metrics,
+    UserError,
+    at_least_float32,
+    collection,
+)
 
 
 class Regressor(BaseModule):
@@ -15,7 +22,8 @@ class Regressor(BaseModule):
     Args:
         net: The network.
         criterion: The loss, a mean over the batch; mean squared error unless given.
-        metrics: By name; mean absolute error, `mae`, unless given.
+        metrics: By name, beside the mean absolute error, `mae`. {mae: null} leaves it
+            out.
         system: Optimizer, schedule and so on, see `lightbase.BaseModule`.
     """
 
@@ -28,7 +36,7 @@ class Regressor(BaseModule):
         metrics: Metrics | Metric | None = None,
         **system: Any,
     ) -> None:
-        metrics = metrics or {"mae": MeanAbsoluteError()}
+        metrics = collection(metrics, defaults={"mae": MeanAbsoluteError()})
         super().__init__(net, criterion or nn.MSELoss(), metrics, **system)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -21,7 +21,7 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 from lightbase.core.batches import map_tensors, tensors_in, to_host
 from lightbase.core.errors import UserError, first_line
 
-Metrics = dict[str, Metric] | MetricCollection
+Metrics = dict[str, Metric | None] | MetricCollection
 # Batches wait until their outputs hold so many numbers: one update of the metrics for
 # many batches costs hardly more than an update for one batch.
 MAX_NUMBERS = 2**20
@@ -364,29 +364,37 @@ def as_curve_names(classes: Sequence[str]) -> list[str]:
 
 
 def collection(
-    metrics: Metrics | Metric | None, more: Mapping[str, Any] | None = None
+    metrics: Metrics | Metric | None,
+    more: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> MetricCollection:
-    """Return a MetricCollection of the metrics that a user gave. A dict keeps its
-    order.
+    """Return a MetricCollection of the metrics that a user gave, and others. A dict
+    keeps its order.
 
     metrics: The value of `BaseModule.metrics`. A single metric has the name of its
         class; None means no metric.
     more: Metrics to add, by name.
+    defaults: Metrics that come first, by name. A metric of the same name in `metrics`
+        takes the place of the default, and None leaves it out.
 
-    Raise UserError for a name that is taken.
+    Raise UserError for a name of `more` that is taken.
     """
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__: metrics}
-    # Compute groups would take two metrics for one, if their states are equal in the
-    # first batch.
-    ordered = MetricCollection({}, compute_groups=False)
-    for name, metric in [*(metrics or {}).items(), *(more or {}).items()]:
-        if name in ordered:
+    named = {**(defaults or {}), **dict((metrics or {}).items())}
+    for name, metric in (more or {}).items():
+        if name in named:
             raise UserError(
                 f"model.metrics.{name}: another argument adds this metric", status=2
             )
+        named[name] = metric
+    # Compute groups would take two metrics for one, if their states are equal in the
+    # first batch.
+    ordered = MetricCollection({}, compute_groups=False)
+    for name, metric in named.items():
         if isinstance(metric, ClasswiseWrapper):  # its dict has other names
             metric = metric.metric
-        # all at once they would be sorted by name
-        ordered.add_metrics({name: metric})
+        if metric is not None:
+            # all at once they would be sorted by name
+            ordered.add_metrics({name: metric})
     return ordered
