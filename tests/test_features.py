@@ -100,3 +100,5 @@ def test_the_rows_of_a_file_are_read_by_their_columns(tmp_path: Path) -> None:
     new.write_text("q,r\n1,2\n")
     with pytest.raises(UserError, match=r"new.csv, line 2: no column 'p'\ngive a CSV"):
         list(data.read_inputs(new))
+    with pytest.raises(UserError, match="generated samples, without columns"):
+        list(Features().read_inputs(new))

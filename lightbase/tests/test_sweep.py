@@ -216,7 +216,11 @@ def cannot_write(*_: Any) -> None:
     raise UserError("last.ckpt cannot be written") from OSError(errno.EDQUOT, "quota")
 
 
-@pytest.mark.parametrize("error", [full_disk, cannot_write])
+def too_large(*_: Any) -> None:
+    raise OSError(errno.EFBIG, "File too large")
+
+
+@pytest.mark.parametrize("error", [full_disk, cannot_write, too_large])
 def test_a_full_disk_ends_the_sweep_and_is_no_result(sweep, capsys, monkeypatch, error):
     grid = ("--search", "model.lr=0.1,0.2")
     monkeypatch.setattr(sweep_module, "train_run", error)

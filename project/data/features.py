@@ -137,6 +137,8 @@ class Features(BaseDataModule):
         """Yield the rows of a CSV file with the columns of the training, by the name
         "FILE:LINE", where empty lines do not count. Other columns, such as the label,
         do not count."""
+        if not self.columns:
+            raise UserError("the training had generated samples, without columns")
         rows = read_csv(path, lambda cells: numbers_in(cells, self.columns))
         for line, numbers in enumerate(rows, 2):
             yield f"{path}:{line}", torch.tensor(numbers)

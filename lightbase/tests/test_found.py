@@ -1,0 +1,39 @@
+"""Faults that were found by trying commands which nobody had thought of."""
+
+from pathlib import Path
+
+import pytest
+from paths import TINY, fails
+
+from lightbase.commands.train import main
+from lightbase.core.errors import UserError
+from lightbase.core.files import write_whole
+from lightbase.core.mistakes import meant
+from lightbase.core.parser import Parser
+
+METRIC = "{class_path: {class_path: torchmetrics.F1Score}}"
+# what is typed, and the first line of its error
+ERRORS = [
+    ([""], "unknown argument ''"),
+    (["-trainer.barebones=1"], "did you mean --trainer.barebones?"),
+    (["--model.metrics", METRIC], "model.metrics"),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected"), ERRORS)
+def test_two_lines_for_what_was_typed(capsys, typed, expected):
+    error = fails(capsys, 2, lambda: main(["--config", TINY, *typed]))
+    assert expected in error
+
+
+def test_no_setting_is_proposed_in_its_own_place() -> None:
+    proposal = meant("data.num_workers", Parser(), {"data": "torch.nn.Identity"})
+    assert proposal == ""
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_a_folder_in_place_of_a_file_is_said(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"\. cannot be written"):
+        write_whole(Path(name), "text")
+    assert not any(tmp_path.iterdir())
