@@ -15,6 +15,8 @@ from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
+TAG_ERRORS = (LookupError, AttributeError)
+"""What PyYAML raises for the tags in "!!bool x" and "!!timestamp x"."""
 MAX_VALUES = 100_000
 """Far above the number of values in any config that a person writes."""
 CLASS = re.compile(r"^class (\w+)(?:\((.*)\))?:", re.MULTILINE)
@@ -71,7 +73,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (*TAG_ERRORS, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         problem = f"config {path}: not valid YAML: {reason}"
         raise UserError(problem, EXAMPLE, 2) from error

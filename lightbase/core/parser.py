@@ -140,7 +140,9 @@ class Parser(LightningArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        set_loader("with_null", load_value, (yaml.YAMLError,))
+        # PyYAML raises the second one for the tag in "!!timestamp x"
+        errors = (yaml.YAMLError, AttributeError)
+        set_loader("with_null", load_value, errors)
         register_type(Path, str, absolute, fail_already_registered=False)
         resolve_class_names(path_of_class)
         change_yaml_loader(read_no_base_60)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from paths import TINY, fails
+from paths import TINY, fails, script
 
 from lightbase.commands.train import main
 from lightbase.core.errors import UserError
@@ -17,6 +17,7 @@ ERRORS = [
     ([""], "unknown argument ''"),
     (["-trainer.barebones=1"], "did you mean --trainer.barebones?"),
     (["--model.metrics", METRIC], "model.metrics"),
+    (["--model.lr=!!timestamp x"], "model.lr: "),
 ]
 
 
@@ -29,6 +30,21 @@ def test_two_lines_for_what_was_typed(capsys, typed, expected):
 def test_no_setting_is_proposed_in_its_own_place() -> None:
     proposal = meant("data.num_workers", Parser(), {"data": "torch.nn.Identity"})
     assert proposal == ""
+
+
+@pytest.mark.parametrize("value", ["!!bool x", "!!timestamp x"])
+def test_a_tag_of_yaml_that_does_not_fit(tmp_path, capsys, value):
+    file = tmp_path / "tag.yaml"
+    file.write_text(f"name: {value}\n")
+    error = fails(capsys, 2, lambda: main(["--config", str(file)]))
+    assert "not valid YAML" in error
+
+
+def test_a_fold_without_folds_is_not_ignored(trained, capsys):
+    folder, _ = trained()
+    checkpoint = str(folder / "checkpoints" / "best.ckpt")
+    typed = ["--ckpt_path", checkpoint, "--trust_checkpoint", "--data.fold=1"]
+    assert "data.fold 1" in fails(capsys, 2, lambda: script("evaluate").main(typed))
 
 
 @pytest.mark.parametrize("name", ["", "."])
