@@ -180,6 +180,8 @@ def show_results(sweep: Sweep) -> None:
     """
     trials = sweep.trials()
     print_table([as_row(sweep, name) for name in trials])
+    if any(trial.state == TrialState.FAIL for trial in trials.values()):
+        say("To repeat a failed trial, delete its folder and give the same command")
     if all(trial.state != TrialState.COMPLETE for trial in trials.values()):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
     if any(flag in sweep.searches for flag in REPEATS):

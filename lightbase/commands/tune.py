@@ -18,7 +18,7 @@ from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse
 from lightbase.core.build import make_trainer
 from lightbase.core.checkpoint import AtomicCheckpointIO
-from lightbase.core.checks import dry_run
+from lightbase.core.checks import dry_run, short_loss_errors
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
@@ -56,9 +56,10 @@ def main(args: arguments.Args = None) -> list[str]:
         dry_run(model, data, spec.config)
         folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
         suggested = []
-        for flag, find in finders.items():
-            trainer = make_endless_trainer(spec, model, folder)
-            suggested += [flag, find(trainer, model, data, options)]
+        with short_loss_errors(model):
+            for flag, find in finders.items():
+                trainer = make_endless_trainer(spec, model, folder)
+                suggested += [flag, find(trainer, model, data, options)]
         print(f"Folder: {relative_to_cwd(folder)}")
         print(f"Suggested flags: {' '.join(suggested)}")
         return suggested

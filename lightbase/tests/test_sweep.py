@@ -157,7 +157,7 @@ def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch):
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
     trials = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
     best = f"{trials['trial_001'].value:.4f}"
-    first, second, _, *rows, flags = capsys.readouterr().out.splitlines()[-6:]
+    first, second, _, *rows, hint, flags = capsys.readouterr().out.splitlines()[-7:]
     reason = "failed, UserError: the training loss is NaN"
     assert first.startswith(
         f"trial trial_000, model.lr 1e30, val/acc -, state {reason}"
@@ -165,6 +165,7 @@ def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
     assert second == f"trial trial_001, model.lr 0.1, val/acc {best}, state complete"
     assert reason in rows[0]
     assert rows[1].split() == ["trial_001", "0.1", best, "complete"]
+    assert hint.startswith("To repeat a failed trial, ")
     assert flags.endswith(" --model.lr=0.1")
 
 
