@@ -61,7 +61,7 @@ class CommandLine:
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
     first: {flag: text} for --model, --data and each flag in `LOCATION` that is given.
-    others: All other arguments, as they were typed.
+    others: All other arguments, see `with_true`.
 
     Raises UserError for a config file that is missing or not valid, and for a flag
     above without a value.
@@ -69,10 +69,11 @@ class CommandLine:
 
     def __init__(self, args: Sequence[str]) -> None:
         try:
-            options, self.others = first_parser().parse_known_args(args)
+            options, others = first_parser().parse_known_args(args)
         except argparse.ArgumentError as error:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
+        self.others = with_true(others)
         self.configs = {path: read_config(Path(path)) for path in options.config}
         self.first: dict[str, str] = {}
         for name in ("model", "data", *LOCATION):
@@ -135,6 +136,20 @@ class CommandLine:
                 if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}."):
                     return True
         return False
+
+
+def with_true(words: list[str]) -> list[str]:
+    """Return the arguments, with "=true" added to each flag of the model or the data
+    that has no value, such as --model.per_class. Switches of the Trainer need no value
+    either, but the parser knows those."""
+    arguments = []
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
+        is_alone = "=" not in word and following.startswith("--")
+        is_help = word.endswith(".help")
+        if word.startswith(("--model.", "--data.")) and is_alone and not is_help:
+            word = f"{word}=true"
+        arguments.append(word)
+    return arguments
 
 
 def default_experiment() -> Path:

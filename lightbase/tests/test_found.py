@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from paths import TINY, fails, script
 
-from lightbase.commands.train import main
+from lightbase.commands.train import main, parse
 from lightbase.core.errors import UserError
 from lightbase.core.files import write_whole
 from lightbase.core.mistakes import meant
 from lightbase.core.parser import Parser
+from lightbase.core.spec import with_true
 
 METRIC = "{class_path: {class_path: torchmetrics.F1Score}}"
 # what is typed, and the first line of its error
@@ -25,6 +26,15 @@ ERRORS = [
 def test_two_lines_for_what_was_typed(capsys, typed, expected):
     error = fails(capsys, 2, lambda: main(["--config", TINY, *typed]))
     assert expected in error
+
+
+def test_a_switch_of_the_model_or_the_data_needs_no_true() -> None:
+    typed = ["--data.drop_last=false", "--data.pin_memory", "--model.per_class"]
+    spec, _, data = parse(["--config", TINY, *typed])
+    assert spec.config.model.init_args.per_class is True
+    assert (data.drop_last, data.pin_memory) == (False, True)
+    others = ["--model.lr", "-1", "--trainer.logger", "--data.help"]
+    assert with_true(others) == others
 
 
 def test_no_setting_is_proposed_in_its_own_place() -> None:
