@@ -19,6 +19,10 @@ ERRORS = [
     (["-trainer.barebones=1"], "did you mean --trainer.barebones?"),
     (["--model.metrics", METRIC], "model.metrics"),
     (["--model.lr=!!timestamp x"], "model.lr: "),
+    (
+        ["--model.optimizer=Adagrad", "--model.optimizer_args.maximize=1"],
+        "model.optimizer Adagrad with {'maximize': 1}",  # of a fused step
+    ),
 ]
 
 
