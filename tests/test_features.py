@@ -91,3 +91,5 @@ def test_another_file_has_the_classes_and_columns_of_the_training(tmp_path):
     other.csv_path.write_text("q,label\n1,x\n")
     with pytest.raises(UserError, match=r"y.csv:2: no number in a column: 'p'"):
         list(other.read_inputs(other.csv_path))
+    with pytest.raises(UserError, match="generated samples, without columns"):
+        list(Features().read_inputs(other.csv_path))

@@ -25,7 +25,7 @@ from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
 from lightbase.core.names import flatten
 from lightbase.core.spec import as_values
-from lightbase.extras.dry_run import dry_run
+from lightbase.extras.dry_run import DryRun, dry_run
 
 RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""
@@ -71,7 +71,8 @@ def main(args: arguments.Args = None) -> list[str]:
             check_val_every_n_epoch=1_000_000,
         )
         try:
-            trainer.fit(model, data)
+            with DryRun().around_run(spec, model, None):
+                trainer.fit(model, data)
         except MisconfigurationException as error:
             raise UserError(first_line(error), "see --find") from error
         suggested = []

@@ -15,6 +15,8 @@ from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
+TAG_ERRORS = (LookupError, AttributeError)
+"""What PyYAML raises for the tags in "!!bool x" and "!!timestamp x"."""
 MAX_VALUES = 100_000
 """Far above the number of values in any config that a person writes."""
 CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
@@ -28,13 +30,14 @@ REMOVED = ("steps_per_execution",)
 
 
 def read_no_base_60(loader: Any) -> None:
-    """Let a loader of PyYAML read 12:30:45 as text. In YAML 1.1 it is the number 45045
-    in base 60."""
+    """Let a loader of PyYAML read 12:30:45 as text, and dates, too. In YAML 1.1 the
+    first is the number 45045 in base 60."""
     text = ("tag:yaml.org,2002:str", re.compile(r"[-+]?\d[\d_]*(:[\d_.]+)+$"))
     resolvers = loader.yaml_implicit_resolvers
     loader.yaml_implicit_resolvers = {
         first: [text, *pairs] for first, pairs in resolvers.items()
     }
+    loader.add_constructor("tag:yaml.org,2002:timestamp", loader.construct_yaml_str)
 
 
 class ConfigLoader(yaml.SafeLoader):
@@ -70,7 +73,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (*TAG_ERRORS, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         problem = f"config {path}: not valid YAML: {reason}"
         raise UserError(problem, EXAMPLE, 2) from error

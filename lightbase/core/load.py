@@ -168,7 +168,7 @@ def leave_fold(spec: RunSpec) -> None:
     """Remove the fold from the settings if --data.num_folds is null. This is how a
     user tests a run of cross-validation on the data's test set."""
     data = arguments(spec.config.data)
-    if "num_folds" in data and data["num_folds"] is None:
+    if "data.num_folds" in spec.given and data["num_folds"] is None:
         data["fold"] = None
 
 

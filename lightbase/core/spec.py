@@ -60,7 +60,7 @@ class CommandLine:
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
     first: {flag: text} for each flag of `first_parser` but --config that is given.
-    others: All other arguments, as they were typed.
+    others: All other arguments, see `with_true`.
     file_settings: The settings of all config files by the names of flags, such as
         "model.lr". If two files have the same setting, the later file counts.
 
@@ -70,10 +70,11 @@ class CommandLine:
 
     def __init__(self, args: Sequence[str]) -> None:
         try:
-            options, self.others = first_parser().parse_known_args(args)
+            options, others = first_parser().parse_known_args(args)
         except argparse.ArgumentError as error:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
+        self.others = with_true(others)
         files = vars(options).pop("config")
         self.configs = {path: read_config(Path(path)) for path in files}
         self.file_settings: dict[str, Any] = {}
@@ -114,6 +115,20 @@ class CommandLine:
         if value in (None, "null", ""):
             return None
         return str(value)
+
+
+def with_true(words: list[str]) -> list[str]:
+    """Return the arguments, with "=true" added to each flag of the model or the data
+    that has no value, such as --model.per_class. Switches of the Trainer need no value
+    either, but the parser knows those."""
+    arguments = []
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
+        is_alone = "=" not in word and following.startswith("--")
+        is_help = word.endswith(".help")
+        if word.startswith(("--model.", "--data.")) and is_alone and not is_help:
+            word = f"{word}=true"
+        arguments.append(word)
+    return arguments
 
 
 def default_experiment() -> Path:

@@ -405,7 +405,9 @@ def try_schedule(model: Any) -> None:
         parameter = Parameter(torch.zeros(1))
         parameter.grad = torch.zeros(1)
         group["params"] = [parameter]
-    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
+    optimizer = build_optimizer(
+        model.optimizer, model.optimizer_args, groups, model.lr, fused=True
+    )
     check_options(model.parameter_groups, optimizer)
     name, args = model.scheduler, model.scheduler_args
     scheduler = None

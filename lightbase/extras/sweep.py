@@ -48,8 +48,9 @@ Flags = list[str]  # of train.py
 Train = Callable[[Flags], Any]
 """A function that trains a run by the arguments of train.py."""
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""The disk is full, over its quota, or read-only. This is no result of a trial."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""The disk is full, over its quota or read-only, or a file is over its limit. This is
+no result of a trial."""
 RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 

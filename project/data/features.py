@@ -129,6 +129,8 @@ class Features(BaseDataModule):
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         """Yield ("FILE:LINE", features) for each row of a CSV file. Only the columns of
         the training are read."""
+        if not self.columns:
+            raise UserError("the training had generated samples, without columns")
         for place, row in read_csv(path).items():
             yield place, torch.tensor(self._numbers(place, row))
 
