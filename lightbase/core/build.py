@@ -8,6 +8,7 @@ when the folder, the callbacks and the loggers of the run exist.
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import jsonargparse
 from jsonargparse import Namespace
@@ -96,7 +97,8 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         keys, and the objects as their values.
     Raises UserError if the settings are wrong: an argument is missing or has a wrong
     type, a package or file is missing, or the class itself raises a ValueError or
-    similar. Any other error is a bug in the user's code, and is raised as it is.
+    similar. A failed download raises URLError, as it is. Any other error is a bug in
+    the user's code, and is raised as it is, too.
     """
     failures: list[Exception] = []
 
@@ -120,8 +122,10 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         if file.parent == Path(jsonargparse.__file__).parent:
             reason = explain(str(error), spec.parser, config)
             raise UserError(reason, status=2) from error
+        if isinstance(failure, URLError):  # a script prints that a download failed
+            raise failure from None
         reason = first_line(failure)
-        if isinstance(failure, ImportError | OSError):  # a package, a file, a server
+        if isinstance(failure, ImportError | OSError):  # a package or a file
             raise UserError(
                 f"what the config names is not there: {reason}"
             ) from failure

@@ -45,7 +45,8 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         classes are proposed, too.
     """
     if message.lower().startswith("unrecognized arguments: "):
-        word = message.split()[2].partition("=")[0]
+        typed = message.partition(": ")[2]
+        word = typed.partition(" ")[0].partition("=")[0]  # "" for an empty argument
         if not word.startswith("-"):
             return f"unknown argument {word!r}; a config file needs --config"
         classes = {
