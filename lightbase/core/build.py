@@ -50,10 +50,8 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    settle_trainer(spec)
-    # Lightning would take 0 for null
-    validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
-    seed_everything(config.seed_everything, workers=True, verbose=False)
+    # Lightning would take a seed of null for 0
+    begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
     if not spec.is_saved:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
@@ -66,14 +64,23 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     return model, data
 
 
-def settle_trainer(spec: RunSpec) -> None:
-    """Fill in the Trainer's flags that the user left open, in place: those of the
-    devices, and with `barebones` those that Lightning refuses beside it."""
+def begin(spec: RunSpec, needed: Namespace) -> None:
+    """Prepare for building the first objects.
+
+    Fill in the Trainer's flags that the user left open, in place: those of the devices,
+    and with `barebones` those that Lightning refuses beside it. Seed the random
+    generators.
+
+    needed: The settings that are checked, with the seed among them.
+    Raises UserError if one of them does not fit its type.
+    """
     trainer = spec.config.trainer
     settle_devices(trainer)
     if trainer.barebones:
         trainer.update(Namespace(BAREBONES))
         say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
+    validate(spec, needed)
+    seed_everything(spec.config.seed_everything, workers=True, verbose=False)
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
@@ -183,11 +190,12 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
     # these functions take the facts in **kwargs, where jsonargparse does not see them
     path = node["class_path"]
     if path.startswith("timm.") or path.endswith(".get_model"):
-        names = {"num_classes"}
-        if path.startswith("timm."):
-            names.add("in_chans")
-        names = (names & facts.keys()) - values.keys()
-        taken = {name: facts[name] for name in sorted(names)}
+        taken = {}
+        for name in ("in_chans", "num_classes"):
+            # in_chans is a name of timm
+            is_taken = name == "num_classes" or path.startswith("timm.")
+            if is_taken and name in facts and name not in values:
+                taken[name] = facts[name]
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:
         values.setdefault("num_classes", facts["num_classes"])

@@ -83,14 +83,14 @@ def make_callbacks(
         RandomState(),
         StopOnSignal(),
         StopWithoutLoss(),
+        RunFolder(run.folder if run else None),
+        *extras,
+        RunRecorder(values, text, run),
     ]
-    callbacks.append(RunFolder(run.folder if run else None))
-    callbacks += extras
-    callbacks.append(RunRecorder(values, text, run))
     if monitor and config.patience is not None:
         patience = Patience(
             monitor.name,
-            patience=int(config.patience),
+            patience=config.patience,
             mode=monitor.mode,
             check_on_train_epoch_end=False,
         )

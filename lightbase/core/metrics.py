@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -111,7 +110,7 @@ class Accumulator:
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
             # A compiled network may use the memory of its outputs again.
-            outputs = apply_to_collection(outputs, Tensor, torch.clone)
+            outputs = map_tensors(torch.clone, outputs)
             self.pairs.append((outputs, targets))
             self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
         if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:

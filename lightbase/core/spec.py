@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
+from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
 from lightbase.core.errors import UserError, imported
@@ -237,10 +238,8 @@ def with_defaults(parser: Parser, settings: Any) -> Namespace:
     """
     config: Namespace = parse_unvalidated(parser.parse_object, settings)
     for key, value in list(config.items()):
-        if isinstance(value, float):
-            config[key] = float(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            config[key] = int(value)
+        if isinstance(value, int | float):
+            config[key] = as_plain(value)
     drop_objects(config)
     return config
 

@@ -265,11 +265,8 @@ class ResumedOptimizer(Callback):
         """
         if trainer.state.fn != "fit":
             return
-        optimizers, schedules = (
-            checkpoint["optimizer_states"],
-            checkpoint["lr_schedulers"],
-        )
-        self.saved_numbers = len(optimizers), len(schedules)
+        num_optimizers = len(checkpoint["optimizer_states"])
+        self.saved_numbers = num_optimizers, len(checkpoint["lr_schedulers"])
         if "schedule" in checkpoint and has_named_optimizer(model):
             # it may name a class of the user's package
             saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
