@@ -80,8 +80,7 @@ def train(
             return command.train(spec, model, data)
         if not isinstance(data, LightningDataModule):
             raise UserError("lightbase.train takes a module and its data module")
-        flags = {"name": type(module).__name__, **flags}
-        args, objects = as_arguments(flags)
+        args, objects = as_arguments({"name": type(module).__name__, **flags})
         line = CommandLine(args)
         restart = find_restart(line)
         classes = {"model": class_config(module), "data": class_config(data)}

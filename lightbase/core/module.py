@@ -290,8 +290,7 @@ class BaseModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the callback Curves, unless the Trainer has it. Lightning calls this."""
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if self.curves_callback in callbacks:
+        if self.curves_callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             return []
         return [self.curves_callback]
 
