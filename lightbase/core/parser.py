@@ -57,12 +57,12 @@ EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
 """Functions that turn an error of jsonargparse into one line. Filled by
 lightbase/commands/extras.py."""
 TRAINER_DEFAULTS = {
-    "max_epochs": 10,
-    "log_every_n_steps": 100,
-    "enable_model_summary": False,
+    "trainer.max_epochs": 10,
+    "trainer.log_every_n_steps": 100,
+    "trainer.enable_model_summary": False,
     # of Lightning, for arguments in `TRAINER_TYPES`
-    "check_val_every_n_epoch": 1,
-    "accumulate_grad_batches": 1,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.accumulate_grad_batches": 1,
 }
 """Defaults of the Trainer's arguments that differ from Lightning's defaults, or from
 None."""
@@ -203,7 +203,7 @@ def make_parser(default_model: str | None) -> Parser:
     for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_lightning_class_args(Trainer, "trainer")
-    parser.set_defaults({f"trainer.{key}": x for key, x in TRAINER_DEFAULTS.items()})
+    parser.set_defaults(TRAINER_DEFAULTS)
     if default_model is None:
         parser.add_argument("--model", type=dict)
         parser.add_argument("--data", type=dict)
