@@ -8,6 +8,7 @@ when the folder, the callbacks and the loggers of the run exist.
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import jsonargparse
 from jsonargparse import Namespace
@@ -49,10 +50,8 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    settle_trainer(spec)
-    # Lightning would take 0 for null
-    validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
-    seed_everything(config.seed_everything, workers=True, verbose=False)
+    # Lightning would take a seed of null for 0
+    begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
     if not spec.is_saved:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
@@ -65,14 +64,23 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     return model, data
 
 
-def settle_trainer(spec: RunSpec) -> None:
-    """Fill in the Trainer's flags that the user left open, in place: those of the
-    devices, and with `barebones` those that Lightning refuses beside it."""
+def begin(spec: RunSpec, needed: Namespace) -> None:
+    """Prepare for building the first objects.
+
+    Fill in the Trainer's flags that the user left open, in place: those of the devices,
+    and with `barebones` those that Lightning refuses beside it. Seed the random
+    generators.
+
+    needed: The settings that are checked, with the seed among them.
+    Raises UserError if one of them does not fit its type.
+    """
     trainer = spec.config.trainer
     settle_devices(trainer)
     if trainer.barebones:
         trainer.update(Namespace(BAREBONES))
         say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
+    validate(spec, needed)
+    seed_everything(spec.config.seed_everything, workers=True, verbose=False)
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
@@ -96,7 +104,8 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         keys, and the objects as their values.
     Raises UserError if the settings are wrong: an argument is missing or has a wrong
     type, a package or file is missing, or the class itself raises a ValueError or
-    similar. Any other error is a bug in the user's code, and is raised as it is.
+    similar. A failed download raises URLError, as it is. Any other error is a bug in
+    the user's code, and is raised as it is, too.
     """
     failures: list[Exception] = []
 
@@ -120,8 +129,10 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         if file.parent == Path(jsonargparse.__file__).parent:
             reason = explain(str(error), spec.parser, config)
             raise UserError(reason, status=2) from error
+        if isinstance(failure, URLError):  # a script prints that a download failed
+            raise failure from None
         reason = first_line(failure)
-        if isinstance(failure, ImportError | OSError):  # a package, a file, a server
+        if isinstance(failure, ImportError | OSError):  # a package or a file
             raise UserError(
                 f"what the config names is not there: {reason}"
             ) from failure
@@ -179,11 +190,12 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
     # these functions take the facts in **kwargs, where jsonargparse does not see them
     path = str(node["class_path"])  # `validate` refuses what is no text
     if path.startswith("timm.") or path.endswith(".get_model"):
-        names = {"num_classes"}
-        if path.startswith("timm."):
-            names.add("in_chans")
-        names = (names & facts.keys()) - values.keys()
-        taken = {name: facts[name] for name in sorted(names)}
+        taken = {}
+        for name in ("in_chans", "num_classes"):
+            # in_chans is a name of timm
+            is_taken = name == "num_classes" or path.startswith("timm.")
+            if is_taken and name in facts and name not in values:
+                taken[name] = facts[name]
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:
         values.setdefault("num_classes", facts["num_classes"])

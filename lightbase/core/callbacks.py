@@ -83,18 +83,19 @@ def make_callbacks(
         RandomState(),
         StopOnSignal(),
         StopWithoutLoss(),
+        RunFolder(run.folder if run else None),
+        *extras,
+        RunRecorder(values, text, run),
     ]
-    callbacks.append(RunFolder(run.folder if run else None))
-    callbacks += extras
-    callbacks.append(RunRecorder(values, text, run))
     if monitor and config.patience is not None:
-        patience = Patience(
-            monitor.name,
-            patience=int(config.patience),
-            mode=monitor.mode,
-            check_on_train_epoch_end=False,
+        callbacks.append(
+            Patience(
+                monitor.name,
+                patience=config.patience,
+                mode=monitor.mode,
+                check_on_train_epoch_end=False,
+            )
         )
-        callbacks.append(patience)
     if config.trainer.enable_checkpointing is not False:
         callbacks += make_checkpoints(config, folder, monitor)
     return callbacks
@@ -120,7 +121,7 @@ def make_checkpoints(
     best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
     callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
-        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
+        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
     # after best.ckpt, so that it holds the best value so far
     return [*callbacks, RunCheckpoint(folder, "last")]
 

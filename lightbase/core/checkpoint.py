@@ -159,13 +159,12 @@ def check_records(path: Path) -> None:
 
 class RunCheckpoint(ModelCheckpoint):
     """Writes FILENAME.ckpt when an epoch ends: for the best epoch by `monitor`, or for
-    the newest epoch without a monitor.
+    the newest epoch without a monitor. Files of earlier epochs with other names stay.
 
     folder: The folder of the checkpoints, ROOT/NAME/version_N/checkpoints.
     filename: The name without .ckpt. It may have a field such as {epoch:03d}.
     monitor: The name of a logged metric, such as "val/acc".
     mode: "min" if lower values of the metric are better, otherwise "max".
-    keep_all: Keep the files of earlier epochs, too.
     every_n_epochs: None writes after every validation.
     """
 
@@ -175,7 +174,6 @@ class RunCheckpoint(ModelCheckpoint):
         filename: str,
         monitor: str | None = None,
         mode: str = "min",
-        keep_all: bool = False,
         every_n_epochs: int | None = 1,
     ) -> None:
         super().__init__(
@@ -183,7 +181,8 @@ class RunCheckpoint(ModelCheckpoint):
             filename=filename,
             monitor=monitor,
             mode=mode,
-            save_top_k=-1 if keep_all else 1,
+            # -1 removes no file. With a monitor it would write each epoch.
+            save_top_k=1 if monitor else -1,
             every_n_epochs=every_n_epochs,
             # at the very end, so that a resumed run starts with the next epoch
             save_on_train_epoch_end=every_n_epochs is not None,

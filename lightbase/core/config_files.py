@@ -25,8 +25,8 @@ IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 
-REMOVED = ("steps_per_execution",)
-"""Settings of an earlier version that changed no result. They are left out."""
+REMOVED = "steps_per_execution"
+"""A setting of an earlier version that changed no result. It is left out."""
 
 
 def read_no_base_60(loader: Any) -> None:
@@ -63,7 +63,7 @@ read_no_base_60(ConfigLoader)
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a config file, with today's import paths and without the
-    settings in `REMOVED`.
+    setting `REMOVED`.
 
     Types of values are not checked here, and keys need not exist: the parser does this.
     Raises UserError for a file that is missing, unreadable, empty or no mapping.
@@ -81,9 +81,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
-    for key in REMOVED:
-        if content.pop(key, None) not in (None, 1):
-            say(f"config {path}: {key} has no effect any more; it changed no result")
+    if content.pop(REMOVED, None) not in (None, 1):
+        say(f"config {path}: {REMOVED} has no effect any more; it changed no result")
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 

@@ -271,9 +271,8 @@ def log_point(
     options: Arguments of LightningModule.log.
     """
     for name, value in values.items():
-        in_bar = name != "val/loss" and not name.startswith("lr")
-        in_bar = in_bar and not is_of_class(name)
-        LightningModule.log(module, name, value, prog_bar=in_bar, **options)
+        is_hidden = name == "val/loss" or name.startswith("lr") or is_of_class(name)
+        LightningModule.log(module, name, value, prog_bar=not is_hidden, **options)
 
 
 def is_log_step(trainer: Any) -> bool:

@@ -51,8 +51,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is no checkpoint of a run: it lacks the weights, or the config "
             "that train.py saves from version 0.3 on"
         )
-    for key in REMOVED:
-        config.pop(key, None)
+    config.pop(REMOVED, None)
     checkpoint["config"] = renamed(config, str(checkpoint["package"]))
     return checkpoint
 

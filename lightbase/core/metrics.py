@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -111,7 +110,7 @@ class Accumulator:
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
             # A compiled network may use the memory of its outputs again.
-            outputs = apply_to_collection(outputs, Tensor, torch.clone)
+            outputs = map_tensors(torch.clone, outputs)
             self.pairs.append((outputs, targets))
             self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
         if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:
@@ -151,7 +150,8 @@ class Accumulator:
             sums = self.sums.to(sums) + sums
         self.sums = sums
         self.metrics.to(sums.device, non_blocking=sums.is_cuda)
-        self.has_metrics = self.has_metrics or bool(pairs)
+        if pairs:
+            self.has_metrics = True
         with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
             for outputs, targets in pairs:
                 for name, metric in self.metrics.items():
@@ -235,7 +235,7 @@ class Accumulator:
         for name, metric in self._measured():
             if not isinstance(metric, WrapperMetric):
                 states[name] = metric.metric_state
-        state = {"names": list(self.names), "sums": self.sums, "metrics": states}
+        state = {"names": self.names, "sums": self.sums, "metrics": states}
         return to_host(state)  # type: ignore[no-any-return]
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -244,15 +244,11 @@ class Accumulator:
         state: The result of `state`. The metrics may have changed since then: a new
             one starts from zero.
 
-        Raise ValueError if the sums do not fit their names, and KeyError if a metric
-        lacks a part of its state.
+        Raise KeyError if a metric lacks a part of its state.
         """
         if state["sums"] is None:
             return
-        names = tuple(state["names"])
-        if state["sums"].shape != (len(names) + 1,):
-            raise ValueError("the sums of the curves do not fit their names")
-        self.merge(names, state["sums"], [])
+        self.merge(tuple(state["names"]), state["sums"], [])
         saved = state["metrics"]
         for name, metric in self.metrics.items():
             if name not in saved:

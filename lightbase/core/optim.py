@@ -100,7 +100,7 @@ SCHEDULERS = {"WarmupCosineLR": WarmupCosineLR, "FinalDecayLR": FinalDecayLR}
 MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *SCHEDULERS}
 """Schedulers that step after each step by default. Others step after each epoch."""
 
-KINDS: dict[str, tuple[Any, type]] = {
+KINDS = {
     "optimizer": (torch.optim, Optimizer),
     "scheduler": (lr_scheduler, LRScheduler),
 }

@@ -37,7 +37,7 @@ from lightbase.core.errors import UserError
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 CountOrAll = restricted_number_type("CountOrAll", int, (">=", -1))
 
-FLAGS: list[tuple[str, Any, Any]] = [
+FLAGS = [
     ("seed_everything", Seed, 42),
     ("print_config", bool, False),
     ("name", str | None, None),
@@ -57,16 +57,16 @@ EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
 """Functions that turn an error of jsonargparse into one line. Filled by
 lightbase/commands/extras.py."""
 TRAINER_DEFAULTS = {
-    "max_epochs": 10,
-    "log_every_n_steps": 100,
-    "enable_model_summary": False,
+    "trainer.max_epochs": 10,
+    "trainer.log_every_n_steps": 100,
+    "trainer.enable_model_summary": False,
     # of Lightning, for arguments in `TRAINER_TYPES`
-    "check_val_every_n_epoch": 1,
-    "accumulate_grad_batches": 1,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.accumulate_grad_batches": 1,
 }
 """Defaults of the Trainer's arguments that differ from Lightning's defaults, or from
 None."""
-TRAINER_TYPES: dict[str, Any] = {
+TRAINER_TYPES = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
     # would be read as 1.0, all batches
     "limit_train_batches": int | float | None,
@@ -86,14 +86,14 @@ TRAINER_TYPES: dict[str, Any] = {
     "default_root_dir": Path | None,
 }
 # null in config.yaml unless given: record.py fills them in when the run has a folder
-LOGGER_TYPES: dict[str, Any] = {
+LOGGER_TYPES = {
     "save_dir": Path | None,
     "name": str | None,
     "experiment_name": str | None,
     "default_hp_metric": bool | None,
 }
 # "l1_unstructured" cannot be dumped as Lightning's Callable | str
-PRUNING_TYPES: dict[str, Any] = {"pruning_fn": str}
+PRUNING_TYPES = {"pruning_fn": str}
 SEE_HELP = "see --help, or --print_config for every argument"
 
 
@@ -203,7 +203,7 @@ def make_parser(default_model: str | None) -> Parser:
     for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_lightning_class_args(Trainer, "trainer")
-    parser.set_defaults({f"trainer.{key}": x for key, x in TRAINER_DEFAULTS.items()})
+    parser.set_defaults(TRAINER_DEFAULTS)
     if default_model is None:
         parser.add_argument("--model", type=dict)
         parser.add_argument("--data", type=dict)

@@ -8,7 +8,7 @@ checkpoint.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class Restart:
     name: str
     root: str | None
     path: Path | None
-    checkpoint: dict[str, Any] = field(repr=False)
+    checkpoint: dict[str, Any]
     folder: Path | None
 
     @property

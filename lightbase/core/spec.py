@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
+from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
 from lightbase.core.errors import UserError, imported
@@ -60,7 +61,9 @@ class CommandLine:
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
     first: {flag: text} for each flag of `first_parser` but --config that is given.
-    others: All other arguments, see `with_true`.
+    flags: All arguments but the --config files, as a list for the parser. Those of
+        `first` come first, because the classes decide which further flags there are.
+        The others are as `with_true` returns them.
     file_settings: The settings of all config files by the names of flags, such as
         "model.lr". If two files have the same setting, the later file counts.
 
@@ -74,7 +77,6 @@ class CommandLine:
         except argparse.ArgumentError as error:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
-        self.others = with_true(others)
         files = vars(options).pop("config")
         self.configs = {path: read_config(Path(path)) for path in files}
         self.file_settings: dict[str, Any] = {}
@@ -87,6 +89,8 @@ class CommandLine:
                 raise UserError(problem, f"give one, or leave --{name} out", 2)
             if value is not None:
                 self.first[name] = value
+        self.flags = [f"--{name}={value}" for name, value in self.first.items()]
+        self.flags += with_true(others)
 
     @property
     def names_experiment(self) -> bool:
@@ -98,12 +102,6 @@ class CommandLine:
     def model(self) -> str | None:
         """The import path of --model, or None."""
         return path_of_class(self.first.get("model", "")) or None
-
-    @property
-    def flags(self) -> list[str]:
-        """All arguments but the --config files, as a list for the parser. The classes
-        come first, because they decide which further flags there are."""
-        return [f"--{key}={value}" for key, value in self.first.items()] + self.others
 
     def place(self, key: str) -> str | None:
         """Return a setting that says where the run is, as text, or None if it is null
@@ -162,11 +160,11 @@ class RunSpec:
 
     config: Namespace
     given: frozenset[str]
-    parser: Parser = field(repr=False)
+    parser: Parser
     is_saved: bool = False
     folder: Path | None = None
     checkpoint: Path | None = None
-    trainer: dict[str, Any] = field(default_factory=dict, repr=False)
+    trainer: dict[str, Any] = field(default_factory=dict)
 
 
 def new_spec(line: CommandLine) -> RunSpec:
@@ -217,12 +215,10 @@ def read_spec(
     given = parse_unvalidated(
         parser.parse_args, line.flags, namespace=given, defaults=False
     )
-    names = []
-    for name, value in flatten(given.as_dict()).items():
-        if (name, value) not in saved.items():
-            names.append(name)
-    config = with_defaults(parser, given)
-    spec = RunSpec(config, frozenset(names), parser, is_saved)
+    now = flatten(given.as_dict())
+    names = frozenset(name for name in now if (name, now[name]) not in saved.items())
+    spec = RunSpec(with_defaults(parser, given), names, parser, is_saved)
+    config = spec.config
     if config.pop("print_config"):
         print(as_yaml(spec), end="")
         raise SystemExit(0)
@@ -250,12 +246,10 @@ def with_defaults(parser: Parser, settings: Any) -> Namespace:
 
     settings: A dict, or what the parser has returned. Parsing changes it.
     """
-    config: Namespace = parse_unvalidated(parser.parse_object, settings)
+    config = parse_unvalidated(parser.parse_object, settings)
     for key, value in list(config.items()):
-        if isinstance(value, float):
-            config[key] = float(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            config[key] = int(value)
+        if isinstance(value, int | float):
+            config[key] = as_plain(value)
     drop_objects(config)
     return config
 
@@ -323,7 +317,7 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
 
     text: The settings as `as_yaml` returns them.
     """
-    plain: dict[str, Any] = yaml.safe_load(text)
+    plain = yaml.safe_load(text)
     config = with_defaults(spec.parser, copy.deepcopy(plain))
     values = flatten(as_values(replace(spec, config=config)))
     for key, value in flatten(plain).items():

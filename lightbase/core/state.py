@@ -33,16 +33,12 @@ from lightbase.core.curves import gather
 from lightbase.core.devices import devices_of
 from lightbase.core.errors import UserError
 from lightbase.core.module import BaseModule, has_named_optimizer
-from lightbase.core.optim import IMPLEMENTATIONS, length_argument, schedule_length
-
-FUSED = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adagrad,
+from lightbase.core.optim import (
+    FUSED_ON,
+    IMPLEMENTATIONS,
+    length_argument,
+    schedule_length,
 )
-"""Optimizers whose moments have the shape of their parameter. A fused step does not
-check it, and would read and write past the end of a smaller moment."""
 
 
 class RandomState(Callback):
@@ -265,14 +261,11 @@ class ResumedOptimizer(Callback):
         """
         if trainer.state.fn != "fit":
             return
-        optimizers, schedules = (
-            checkpoint["optimizer_states"],
-            checkpoint["lr_schedulers"],
-        )
-        self.saved_numbers = len(optimizers), len(schedules)
+        num_optimizers = len(checkpoint["optimizer_states"])
+        self.saved_numbers = num_optimizers, len(checkpoint["lr_schedulers"])
         if "schedule" in checkpoint and has_named_optimizer(model):
             # it may name a class of the user's package
-            saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
+            saved = renamed(checkpoint["schedule"], checkpoint["package"])
             check_schedule(saved, model)
             check_length(checkpoint, model)
 
@@ -295,8 +288,8 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         for name in IMPLEMENTATIONS | {"name"}:
             if name in group or name in saved_group:
                 saved_group[name] = group.get(name)
-        indices = saved_group["params"]
-        for weight, index in zip(group["params"], indices, strict=False):
+        pairs = zip(group["params"], saved_group["params"], strict=False)
+        for weight, index in pairs:
             moments = saved["state"].get(index, {})
             for name, value in moments.items():
                 if not isinstance(value, Tensor) or name == "step":
@@ -304,7 +297,9 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 if value.shape == weight.shape:
                     moment = torch.empty_like(weight, dtype=value.dtype)
                     moments[name] = moment.copy_(value)
-                elif type(optimizer) in FUSED:
+                elif type(optimizer) in FUSED_ON:
+                    # their moments have the shape of the parameter. A fused step does
+                    # not check it: it would read and write past a moment's end.
                     raise ValueError(f"{name} of the optimizer has another shape")
 
 
@@ -332,7 +327,7 @@ def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
     would have had other rates.
     """
-    name = model.scheduler
+    name: Any = model.scheduler
     if name is None or not length_argument(name, model.scheduler_args):
         return
     (saved,) = checkpoint["lr_schedulers"]
@@ -354,5 +349,5 @@ def schedule_options(model: BaseModule) -> dict[str, Any]:
     names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
     if model.parameter_groups:
         names.append("parameter_groups")
-    options: dict[str, Any] = as_plain({name: getattr(model, name) for name in names})
+    options = as_plain({name: getattr(model, name) for name in names})
     return options | {"scheduler_interval": model.step_scheduler_every()}
