@@ -95,8 +95,10 @@ def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
     values: The content of metrics.json.
     tested: The checkpoint that was tested, or None for the last weights.
     """
-    length = f"{values['epochs']} epochs, {values['steps']:,} steps"
-    say(f"Trained {length} in {values['train_seconds']:.1f} s")
+    say(
+        f"Trained {values['epochs']} epochs, {values['steps']:,} steps in "
+        f"{values['train_seconds']:.1f} s"
+    )
     metrics = [name for name in values if name not in LENGTHS]
     if not metrics:
         say(NO_TEST)

@@ -49,6 +49,8 @@ from lightbase.core.spec import RunSpec
 from lightbase.core.splits import class_numbers
 from lightbase.core.testing import has_test
 
+HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
+"""Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
 WAY_OUT = (
     "change the arguments, such as --model.net.num_classes, or use --try_network false"
 )
@@ -228,9 +230,8 @@ def check_transforms(data: BaseDataModule) -> None:
     inputs = inputs_of(batch)
     if inputs is batch or not isinstance(inputs, Tensor):
         return
-    if overrides(data, "transform_batch", "on_after_batch_transfer"):
-        return
-    if not overrides(data, "normalize", "augment"):
+    overridden = {hook for hook in HOOKS if is_overridden(hook, data, BaseDataModule)}
+    if not overridden or not overridden <= {"normalize", "augment"}:
         return
     problem = ""
     if len(batch) > 2:
@@ -241,7 +242,7 @@ def check_transforms(data: BaseDataModule) -> None:
         is_mask = are_images and target.shape[-2:] == inputs.shape[-2:]
         # a single number is no vector: numbers are predicted from numbers
         is_alike = is_alike and inputs[0].numel() > 1
-        if is_alike or (is_mask and overrides(data, "augment")):
+        if is_alike or (is_mask and "augment" in overridden):
             problem = (
                 f"{type(data).__name__} has targets {tuple(target.shape[1:])} for "
                 f"inputs {tuple(inputs.shape[1:])}"
@@ -252,12 +253,6 @@ def check_transforms(data: BaseDataModule) -> None:
             "override transform_batch(batch, training), which gets all",
             2,
         )
-
-
-def overrides(data: BaseDataModule, *hooks: str) -> bool:
-    """Return whether a data module overrides at least one of these hooks of
-    BaseDataModule."""
-    return any(is_overridden(hook, data, BaseDataModule) for hook in hooks)
 
 
 def trial_device(trainer: Any) -> torch.device:
@@ -400,16 +395,19 @@ def try_schedule(model: Any) -> None:
         scheduler = build_scheduler(name, args, optimizer, 100)
     elif args:
         raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
-    if isinstance(scheduler, ReduceLROnPlateau) and model.scheduler_interval == "step":
-        raise UserError(
-            "model.scheduler_interval step: ReduceLROnPlateau steps after a validation",
-            "leave it out",
-            2,
-        )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler = None  # it steps after a validation
+        if model.scheduler_interval == "step":
+            raise UserError(
+                "model.scheduler_interval step: ReduceLROnPlateau steps after a "
+                "validation",
+                "leave it out",
+                2,
+            )
     try:
         for _ in range(3):
             optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss
-            if scheduler and not isinstance(scheduler, ReduceLROnPlateau):
+            if scheduler:
                 scheduler.step()
     except MISTAKES as error:
         raise UserError(

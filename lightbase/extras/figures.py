@@ -333,11 +333,18 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     axes.imshow(grid.permute(1, 2, 0).numpy())
     for i, text in enumerate(texts):
         row, column = divmod(i, NUM_COLUMNS)
-        x, y = (column + 0.5) * width, row * height + top / 2
         colour = "black"
         if "\n" in text:
             colour = "firebrick"
-        axes.text(x, y, text, fontsize=5, color=colour, ha="center", va="center")
+        axes.text(
+            (column + 0.5) * width,
+            row * height + top / 2,
+            text,
+            fontsize=5,
+            color=colour,
+            ha="center",
+            va="center",
+        )
     return figure
 
 

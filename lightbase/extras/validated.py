@@ -73,10 +73,9 @@ class ValidatedWeights(Extra):
         saved = fingerprints(checkpoint["state_dict"])
         saved, measured = to_host((saved, self.fingerprints))
         if any(saved[name] != measured[name] for name in saved.keys() & measured):
-            names = " or ".join(self.suspects)
             raise UserError(
-                f"{names} changes the weights between a validation and best.ckpt, "
-                "which would hold others than were measured",
+                f"{' or '.join(self.suspects)} changes the weights between a "
+                "validation and best.ckpt, which would hold others than were measured",
                 "change them after optimizer steps, in on_train_batch_end, or use "
                 "--monitor null",
             )
