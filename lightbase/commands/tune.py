@@ -25,7 +25,7 @@ from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
 from lightbase.core.names import flatten
 from lightbase.core.spec import as_values
-from lightbase.extras.dry_run import DryRun, dry_run
+from lightbase.extras.dry_run import DryRun
 
 RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""
@@ -52,7 +52,7 @@ def main(args: arguments.Args = None) -> list[str]:
         spec.trainer["callbacks"] = None  # they would stop the training, or save
         if isinstance(model, BaseModule):
             model.scheduler = None  # the finder has its own
-        dry_run(model, data, spec.config)
+        DryRun().before_run(spec, model, data)
         folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
         finders = make_finders(options, data)
         trainer = make_trainer(

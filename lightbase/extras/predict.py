@@ -5,6 +5,7 @@
 """
 
 from argparse import Namespace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from lightbase.core.errors import UserError
 from lightbase.core.predictions import (
     PALETTE,
     class_names,
-    label_names,
     probabilities,
 )
 
@@ -100,8 +100,8 @@ def prediction_columns(
         columns = class_columns(values, names, options.top_k)
     elif task == "multilabel" and has_classes and options.top_k == 1:
         values = probabilities(torch.stack(rows))
-        is_set = values > options.threshold
-        columns = {"labels": [label_names(row, names) for row in is_set]}
+        is_set = (values > options.threshold).tolist()
+        columns = {"labels": [", ".join(compress(names, row)) for row in is_set]}
     elif options.top_k > 1 or options.probabilities:
         raise UserError(
             "--top_k is for task multiclass, and --probabilities for multilabel, too; "
