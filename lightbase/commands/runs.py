@@ -7,6 +7,7 @@ appears at once. Read `main` first. It reads the folders of the runs (`find_runs
 file.
 """
 
+import io
 import itertools
 import json
 import logging
@@ -30,6 +31,9 @@ from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table, as_text
 
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+LARGEST_FOR_C = 20_000
+"""Characters of a config that the fast loader reads. In a longer one, brackets could be
+nested so deeply that they end the process."""
 DAMAGES = (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError)
 """What reading a damaged file raises. Its values may have any type."""
 Row = dict[str, Any]
@@ -121,10 +125,11 @@ def read_file(path: Path) -> Row:
         return {}
     text = read_text(path)
     if path.suffix == ".json":
-        content = json.loads(text)
-    else:
-        content = checked(yaml.load(text, LOADER))
-    return dict(content)
+        return dict(json.loads(text))
+    loader: Any = LOADER
+    if len(text) > LARGEST_FOR_C:
+        loader = yaml.SafeLoader
+    return dict(checked(yaml.load(text, loader)))
 
 
 def sort_runs(runs: Runs, column: str, mode: str | None) -> Runs:
@@ -258,7 +263,9 @@ def draw_curves(runs: Runs, file: Path) -> None:
             axes.plot(*points, ".-", color=colors(index))
     labels = [relative_to_cwd(run.folder) for run in runs]
     figure.legend(axes.lines, labels, loc="outside upper left")
-    figure.savefig(file)
+    image = io.BytesIO()
+    figure.savefig(image, format=file.suffix[1:])
+    write_whole(file, image.getbuffer())
     print(f"Curves: {relative_to_cwd(file)}")
 
 

@@ -50,7 +50,8 @@ def graph_file(
         BaseDataModule loads. For other data it takes the inputs of the network, and the
         model has to have an `example_input_array`.
     kind: A key of WRITERS.
-    Raise UserError if there is no such graph, or if the file gives other outputs.
+    Raise UserError if there is no such graph, if predict_step returns no tensor, or if
+    the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Any = nn.Identity()
@@ -67,6 +68,10 @@ def graph_file(
         )
     predictor = Predictor(model, normalize).eval()
     batches = [random_batch(samples, size) for size in BATCH_SIZES]
+    expected = [predictor(batch) for batch in batches]
+    if not isinstance(expected[0], Tensor):
+        name = type(model).__name__
+        raise UserError(f"predict_step of {name} has to return a tensor")
     # what torch logs and warns of during an export is long, and of no use
     with (
         warnings.catch_warnings(action="ignore"),
@@ -74,8 +79,8 @@ def graph_file(
     ):
         program = trace(predictor, batches[0])
         content, run_file = WRITERS[kind](program, json.dumps(classes))
-        outputs = [(run_file(batch), predictor(batch)) for batch in batches]
-    largest = torch.stack([difference(*pair) for pair in outputs]).max().item()
+        differences = map(difference, map(run_file, batches), expected)
+        largest = torch.stack([*differences]).max().item()
     if not largest <= TOLERANCE:  # also true for NaN
         raise UserError(
             "the export is wrong and was not kept: its outputs for random inputs are "

@@ -245,8 +245,9 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     settings: What all starts have in common, for JSON: the config by flag, and
         `search`.
     mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if an earlier start had other settings, for a link in the folder,
-    and for a folder with trials but without a study, as of version 0.3.
+    Raise UserError if the file is damaged, if an earlier start had other settings, for
+    a link in the folder, and for a folder with trials but without a study, as of
+    version 0.3.
     """
     refuse_links([folder, *folder.rglob("*")])
     folder.mkdir(parents=True, exist_ok=True)
@@ -256,18 +257,22 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
         raise UserError(problem, "give another --name", 2)
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with lock:
-        file.touch()
-        # a full disk may have cut the last line: the next would be appended to it
-        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
-        study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(file), lock)),
-            study_name=folder.name,
-            direction=f"{mode}imize",  # type: ignore[arg-type]
-            load_if_exists=True,
-        )
-        before = study.user_attrs.get("settings", settings)
-        study.set_user_attr("settings", before)
+    try:
+        with lock:
+            file.touch()
+            # a full disk may have cut the last line: the next would be appended to it
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+            study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(file), lock)),
+                study_name=folder.name,
+                direction=f"{mode}imize",  # type: ignore[arg-type]
+                load_if_exists=True,
+            )
+            before = study.user_attrs.get("settings", settings)
+            study.set_user_attr("settings", before)
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{file} is damaged: {error!r}"
+        raise UserError(problem, "give another --name") from error
     for key in before | settings:
         if before.get(key) != settings.get(key):
             problem = f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}"
