@@ -150,8 +150,7 @@ def batches_of_files(
 
     data: The data module, which reads the files and makes batches of their samples.
     paths: Files, and folders of images.
-    names: Gets the names of the samples.
-    unreadable: See `samples_in`.
+    names, unreadable: See `samples_in`.
     Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
     """
     if not isinstance(data, BaseDataModule):
@@ -160,27 +159,29 @@ def batches_of_files(
             "without files the test set is predicted",
             2,
         )
-    samples = samples_in(data, paths, unreadable)
+    samples = samples_in(data, paths, names, unreadable)
     while waiting := list(islice(samples, BATCH_SIZE)):
-        names += [name for name, _ in waiting]
-        batch = data.collate([sample for _, sample in waiting])
+        batch = data.collate(waiting)
         if isinstance(batch, Tensor):
             batch = (batch, None)
         yield batch
 
 
 def samples_in(
-    data: BaseDataModule, paths: list[Path], unreadable: Names
-) -> Iterator[tuple[str, Any]]:
-    """Yield (name, sample) for each sample in the files. A folder stands for all images
-    below it, and a file is taken whatever its name.
+    data: BaseDataModule, paths: list[Path], names: Names, unreadable: Names
+) -> Iterator[Any]:
+    """Yield each sample in the files. A folder stands for all images below it, and a
+    file is taken whatever its name.
 
+    names: Gets the names of the samples.
     unreadable: Gets an error for each path that cannot be read.
     """
     for path in paths:
         for file in list_images(path) or [path]:
             try:
-                yield from data.read_inputs(file)
+                for name, sample in data.read_inputs(file):
+                    names.append(name)
+                    yield sample
             except (UserError, OSError) as error:
                 unreadable.append(f"cannot read {printable(str(file))}: {error}")
 

@@ -30,7 +30,6 @@ from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
 from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table, as_text
 
-LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 LARGEST_FOR_C = 20_000
 """Characters of a config that the fast loader reads. In a longer one, brackets could be
 nested so deeply that they end the process."""
@@ -126,9 +125,9 @@ def read_file(path: Path) -> Row:
     text = read_text(path)
     if path.suffix == ".json":
         return dict(json.loads(text))
-    loader: Any = LOADER
-    if len(text) > LARGEST_FOR_C:
-        loader = yaml.SafeLoader
+    loader: Any = yaml.SafeLoader
+    if yaml.__with_libyaml__ and len(text) <= LARGEST_FOR_C:
+        loader = yaml.CSafeLoader
     return dict(checked(yaml.load(text, loader)))
 
 
@@ -162,8 +161,8 @@ def best_checkpoint(runs: Runs) -> Path:
         names = " and ".join(sorted(metrics)) or "no value of any"
         problem = f"--best needs runs with one monitored metric; these have {names}"
         raise UserError(problem, status=2)
-    for metric, mode in metrics.items():
-        best, *_ = sort_runs(measured, f"best {metric}", mode)
+    ((metric, mode),) = metrics.items()
+    best = sort_runs(measured, f"best {metric}", mode)[0]
     return best.folder / "checkpoints" / "best.ckpt"
 
 
@@ -214,9 +213,10 @@ def print_table(rows: Rows) -> None:
     print("\n".join(lines))
 
 
-def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Return the curves of training and validation in TensorBoard's files, {name:
-    (steps, values)}. The curves of single classes, such as val_acc/cat, are left out.
+def read_curves(folder: Path) -> dict[str, Any]:
+    """Return the curves of training and validation in TensorBoard's files, {name: list
+    of points with `step` and `value`}. The curves of single classes, such as
+    val_acc/cat, are left out.
 
     folder: The folder of a run.
     """
@@ -229,9 +229,7 @@ def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
     for name in events.Tags()["scalars"]:
         # train_loss is common, too
         if re.match(r"(train|val)(/|_[^/]+$)", name):
-            points = events.Scalars(name)
-            steps = [point.step for point in points]
-            curves[name] = (steps, [point.value for point in points])
+            curves[name] = events.Scalars(name)
     return curves
 
 
@@ -259,8 +257,10 @@ def draw_curves(runs: Runs, file: Path) -> None:
         axes = figure.add_subplot(num_rows, num_columns, number)
         axes.set(xlabel="step", ylabel=name)
         for index, run_curves in enumerate(curves):
-            points = run_curves.get(name, ([], []))
-            axes.plot(*points, ".-", color=colors(index))
+            points = run_curves.get(name, [])
+            steps = [point.step for point in points]
+            values = [point.value for point in points]
+            axes.plot(steps, values, ".-", color=colors(index))
     labels = [relative_to_cwd(run.folder) for run in runs]
     figure.legend(axes.lines, labels, loc="outside upper left")
     image = io.BytesIO()

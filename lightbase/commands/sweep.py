@@ -178,7 +178,7 @@ def print_means(sweep: Sweep) -> None:
     for (values, metric), numbers in groups.items():
         if len(numbers) > 1:
             array = np.array(numbers, float)  # NaN for None
-            row = {"metric": metric, "n": len(array), "mean": array.mean()}
-            rows.append(dict(values) | row | {"spread": array.std(ddof=1)})
+            row = dict(values) | {"metric": metric, "n": len(array)}
+            rows.append(row | {"mean": array.mean(), "spread": array.std(ddof=1)})
     if rows:
         print_table(rows)

@@ -25,7 +25,10 @@ from lightbase.core.errors import UserError, first_line
 
 Written = tuple[bytes, Callable[[Tensor], Tensor]]
 """The content of a file, and a function that runs the file on a batch."""
-TOLERANCE = 1e-4  # see `difference`
+TOLERANCE = 1e-4
+"""The largest difference of two outputs, as a part of 1, or of the largest expected
+output if that is more. So it is absolute for probabilities and relative for large
+outputs."""
 BATCH_SIZES = (3, 1)  # of the batches for the check; the first is traced
 
 
@@ -79,25 +82,17 @@ def graph_file(
     ):
         program = trace(predictor, batches[0])
         content, run_file = WRITERS[kind](program, json.dumps(classes))
-        differences = map(difference, map(run_file, batches), expected)
-        largest = torch.stack([*differences]).max().item()
+        differences = []
+        for batch, right in zip(batches, expected, strict=True):
+            off = (run_file(batch) - right).abs().max()
+            differences.append(off / right.abs().max().clamp(min=1))
+    largest = torch.stack(differences).max().item()
     if not largest <= TOLERANCE:  # also true for NaN
         raise UserError(
             "the export is wrong and was not kept: its outputs for random inputs are "
             f"{largest:.1e} off the checkpoint's"
         )
     return content, largest
-
-
-def difference(output: Tensor, right: Tensor) -> Tensor:
-    """Return the largest difference, as a part of 1, or of the largest expected output
-    if that is more.
-
-    So the limit is absolute for probabilities and relative for large outputs.
-
-    output, right: The outputs of the file and of the checkpoint for a batch.
-    """
-    return (output - right).abs().max() / right.abs().max().clamp(min=1)
 
 
 class Predictor(nn.Module):
