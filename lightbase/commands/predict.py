@@ -65,8 +65,9 @@ def main(args: arguments.Args = None) -> None:
         # a file .npz may hold the probabilities of each pixel, too
         has_masks = task == "segmentation" and not is_npz
         if has_masks and options.output is None:
-            problem = "masks are no table: give --output FOLDER or FILE.npz"
-            raise UserError(problem, status=2)
+            raise UserError(
+                "masks are no table: give --output FOLDER or FILE.npz", status=2
+            )
         names: Names = []
         unreadable: Names = []
         if options.files:
@@ -83,8 +84,10 @@ def main(args: arguments.Args = None) -> None:
             # the Trainer has left out the batches after a limit
             names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
-            problem = f"predict_step has no row for each of the {len(names)} inputs"
-            raise UserError(problem, "return tensors (N, ...), also in a dict or tuple")
+            raise UserError(
+                f"predict_step has no row for each of the {len(names)} inputs",
+                "return tensors (N, ...), also in a dict or tuple",
+            )
         if is_npz:
             write_arrays(options.output, names, outputs)
         elif has_masks:
@@ -103,8 +106,11 @@ def single(outputs: dict[str, Rows]) -> Rows:
     """Return the outputs if predict_step returns one tensor. Raise UserError if it
     returns several."""
     if outputs.keys() - {"prediction"}:
-        problem = f"predict_step returns {', '.join(outputs)}, which is no table"
-        raise UserError(problem, "--output FILE.npz writes any tensors", 2)
+        raise UserError(
+            f"predict_step returns {', '.join(outputs)}, which is no table",
+            "--output FILE.npz writes any tensors",
+            2,
+        )
     return outputs["prediction"]
 
 

@@ -71,8 +71,11 @@ def find_runs(root: Path, names: list[str]) -> Runs:
         files = list(root.glob(f"./{name}/**/progress.json"))
         if not files:
             near = did_you_mean(name, [path.name for path in root.glob("*")])
-            problem = f"there is no run {name} below {relative_to_cwd(root)}{near}"
-            raise UserError(problem, "python scripts/train.py trains one", 2)
+            raise UserError(
+                f"there is no run {name} below {relative_to_cwd(root)}{near}",
+                "python scripts/train.py trains one",
+                2,
+            )
         folders.update(file.parent for file in files)
     # version_10 comes after version_2
     in_order = sorted(folders, key=lambda run: (run.parent, len(run.name), run.name))
@@ -159,8 +162,9 @@ def best_checkpoint(runs: Runs) -> Path:
     metrics = {run.progress["monitor"]: run.progress["mode"] for run in measured}
     if len(metrics) != 1:
         names = " and ".join(sorted(metrics)) or "no value of any"
-        problem = f"--best needs runs with one monitored metric; these have {names}"
-        raise UserError(problem, status=2)
+        raise UserError(
+            f"--best needs runs with one monitored metric; these have {names}", status=2
+        )
     ((metric, mode),) = metrics.items()
     best = sort_runs(measured, f"best {metric}", mode)[0]
     return best.folder / "checkpoints" / "best.ckpt"
@@ -246,8 +250,11 @@ def draw_curves(runs: Runs, file: Path) -> None:
     curves = [read_curves(run.folder) for run in runs]
     names = sorted(set(itertools.chain(*curves)))
     if not names or file.suffix not in (".png", ".pdf", ".svg"):
-        problem = f"--plot {file} needs runs with curves in TensorBoard's files"
-        raise UserError(problem, "and a file .png, .pdf or .svg", 2)
+        raise UserError(
+            f"--plot {file} needs runs with curves in TensorBoard's files",
+            "and a file .png, .pdf or .svg",
+            2,
+        )
     num_columns = math.isqrt(len(names))
     num_rows = math.ceil(len(names) / num_columns)
     height = 3 * num_rows + 0.2 * len(runs)  # with the legend
@@ -261,8 +268,11 @@ def draw_curves(runs: Runs, file: Path) -> None:
             steps = [point.step for point in points]
             values = [point.value for point in points]
             axes.plot(steps, values, ".-", color=colors(index))
-    labels = [relative_to_cwd(run.folder) for run in runs]
-    figure.legend(axes.lines, labels, loc="outside upper left")
+    figure.legend(
+        axes.lines,
+        [relative_to_cwd(run.folder) for run in runs],
+        loc="outside upper left",
+    )
     image = io.BytesIO()
     figure.savefig(image, format=file.suffix[1:])
     write_whole(file, image.getbuffer())
@@ -318,8 +328,9 @@ def main(args: Args = None) -> None:
         rows = as_rows(runs)
         if options.sort not in (None, *rows[0]):
             columns = ", ".join(rows[0])
-            problem = f"--sort {options.sort}: the columns are {columns}"
-            raise UserError(problem, status=2)
+            raise UserError(
+                f"--sort {options.sort}: the columns are {columns}", status=2
+            )
         if options.plot:
             draw_curves(runs, options.plot)
         if options.csv:

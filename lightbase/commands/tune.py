@@ -94,7 +94,8 @@ def main(args: arguments.Args = None) -> list[str]:
 
 
 def make_finders(options: Any, data: Any) -> dict[str, Any]:
-    """Return the finders of --find, in the order in which they search.
+    """Return the finders of --find, in the order in which they search. The data is
+    loaded.
 
     The batch size begins with 2 samples, and is doubled until the memory is full. It
     stays at most --max_batch_size and the number of training samples.
@@ -105,8 +106,6 @@ def make_finders(options: Any, data: Any) -> dict[str, Any]:
     """
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
-        data.prepare_data()
-        data.setup("fit")
         limit = min(limit, len(data.splits["train"]))
     doublings = limit.bit_length() - 1
     finders = {

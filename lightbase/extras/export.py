@@ -73,8 +73,9 @@ def graph_file(
     batches = [random_batch(samples, size) for size in BATCH_SIZES]
     expected = [predictor(batch) for batch in batches]
     if not isinstance(expected[0], Tensor):
-        name = type(model).__name__
-        raise UserError(f"predict_step of {name} has to return a tensor")
+        raise UserError(
+            f"predict_step of {type(model).__name__} has to return a tensor"
+        )
     # what torch logs and warns of during an export is long, and of no use
     with (
         warnings.catch_warnings(action="ignore"),
@@ -136,12 +137,14 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
 
     inputs: A batch. It has more than one sample: torch takes a size of 1 as fixed.
     """
-    shapes = ({0: Dim("batch")},)
     try:
         # a compiled part is traced as it is written
         with torch.compiler.set_stance("force_eager"):
             program = torch.export.export(
-                predictor, (inputs,), dynamic_shapes=shapes, strict=False
+                predictor,
+                (inputs,),
+                dynamic_shapes=({0: Dim("batch")},),
+                strict=False,
             )
     except Exception as error:  # many types; the predictor has taken these inputs
         raise UserError(
@@ -179,8 +182,9 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
         import onnxscript  # noqa: F401  # torch.onnx needs it
         from onnxruntime import InferenceSession
     except ImportError as error:
-        problem = f'--format onnx: {error}: pip install -e ".[export]"'
-        raise UserError(problem, status=2) from error
+        raise UserError(
+            f'--format onnx: {error}: pip install -e ".[export]"', status=2
+        ) from error
     try:
         onnx: Any = torch.onnx.export(
             program,
@@ -198,8 +202,10 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
     except Exception as error:
         # the message of the outer error is advice
         cause: Any = error.__cause__ or error
-        problem = "the network cannot be written as ONNX; --format pt2 may do"
-        raise UserError(problem, first_line(cause)) from error
+        raise UserError(
+            "the network cannot be written as ONNX; --format pt2 may do",
+            first_line(cause),
+        ) from error
 
     def run_file(batch: Tensor) -> Tensor:
         """Return the outputs of the file for a batch."""

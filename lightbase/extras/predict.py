@@ -76,8 +76,11 @@ def write_masks(folder: Path, names: Names, masks: Rows) -> None:
         )
     for path, mask in zip(paths, masks, strict=True):
         if mask.max() > 255:
-            problem = f"--output {folder}: an image has no class {mask.max()}"
-            raise UserError(problem, "give --output FILE.npz", 2)
+            raise UserError(
+                f"--output {folder}: an image has no class {mask.max()}",
+                "give --output FILE.npz",
+                2,
+            )
         image = Image.fromarray(mask.byte().numpy()).convert("P")
         image.putpalette(PALETTE.flatten().tolist())
         buffer = io.BytesIO()

@@ -33,8 +33,9 @@ from lightbase.core.signals import SIGNALS, Stopped
 try:
     import optuna
 except ImportError as error:
-    way_out = 'pip install -c constraints.txt -e ".[sweep]"'
-    raise UserError(f"a sweep needs Optuna: {error}", way_out) from error
+    raise UserError(
+        f"a sweep needs Optuna: {error}", 'pip install -c constraints.txt -e ".[sweep]"'
+    ) from error
 
 from optuna import Study
 from optuna.distributions import CategoricalDistribution as Choices
@@ -72,9 +73,11 @@ def read_search(search: str) -> tuple[str, Any]:
         words = [text[x.start_mark.index : x.end_mark.index] for x in items.value]
         return flag, Choices(words)
     except (ValueError, yaml.YAMLError) as error:
-        problem = f"--search {search}: {first_line(error)}"
-        way_out = "give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
-        raise UserError(problem, way_out, 2) from error
+        raise UserError(
+            f"--search {search}: {first_line(error)}",
+            "give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1",
+            2,
+        ) from error
 
 
 def read_range(log: str | None, low: str, high: str) -> Any:
@@ -230,8 +233,10 @@ class Sweep:
         run: The folder of the trial's run.
         values: The values of the trial by flag.
         """
-        name = f"{self.folder.name}/{run.parent.name}"
-        place = [f"--name={name}", f"--trainer.default_root_dir={self.folder.parent}"]
+        place = [
+            f"--name={self.folder.name}/{run.parent.name}",
+            f"--trainer.default_root_dir={self.folder.parent}",
+        ]
         if (run / "checkpoints" / "last.ckpt").is_file():
             return [*place, "--ckpt_path=last"]
         shutil.rmtree(run, ignore_errors=True)
@@ -253,8 +258,11 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
     if not file.exists() and any(folder.glob("trial_*")):
-        problem = f"{relative_to_cwd(folder)} has trials, but no study.journal"
-        raise UserError(problem, "give another --name", 2)
+        raise UserError(
+            f"{relative_to_cwd(folder)} has trials, but no study.journal",
+            "give another --name",
+            2,
+        )
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -271,12 +279,16 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
             before = study.user_attrs.get("settings", settings)
             study.set_user_attr("settings", before)
     except (KeyError, TypeError, ValueError) as error:
-        problem = f"{file} is damaged: {error!r}"
-        raise UserError(problem, "give another --name") from error
+        raise UserError(
+            f"{file} is damaged: {error!r}", "give another --name"
+        ) from error
     for key in before | settings:
         if before.get(key) != settings.get(key):
-            problem = f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}"
-            raise UserError(problem, "give the same, or another --name", 2)
+            raise UserError(
+                f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}",
+                "give the same, or another --name",
+                2,
+            )
     return study, lock
 
 
