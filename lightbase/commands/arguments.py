@@ -178,8 +178,9 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
     path = Path(text)
     logs = Path(root)
     if text in ("last", "best"):
-        files = logs.rglob(f"checkpoints/{text}.ckpt")
-        path = max(files, key=os.path.getmtime, default=path)
+        path = max(
+            logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path
+        )
     elif not path.is_file():
         if (logs / text).is_dir():
             path = logs / text

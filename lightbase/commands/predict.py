@@ -121,8 +121,7 @@ def write_table(options: Namespace, names: Names, columns: Columns) -> None:
     columns: The others, which have the same length.
     """
     first = "file" if options.files else "sample"
-    rows = zip(names, *columns.values(), strict=True)
-    table = [(first, *columns), *rows]
+    table = [(first, *columns), *zip(names, *columns.values(), strict=True)]
     if options.output is None:
         print("\n".join(as_table(table)))
     else:

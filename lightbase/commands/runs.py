@@ -104,8 +104,10 @@ def read_run(root: Path, folder: Path) -> RunInfo:
         metrics = read_file(folder / "metrics.json")
         latest = progress | metrics
         if "train_seconds" in latest:
-            minutes = round(latest["train_seconds"] / 60, 2)
-            results |= {"epochs": latest["epochs"], "minutes": minutes}
+            results |= {
+                "epochs": latest["epochs"],
+                "minutes": round(latest["train_seconds"] / 60, 2),
+            }
     except DAMAGES as error:
         problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
         print(f"Note: {printable(problem)}", file=sys.stderr)

@@ -75,8 +75,10 @@ def main(args: arguments.Args = None) -> list[str]:
             raise UserError(first_line(error), "see --find") from error
         suggested = []
         if "batch_size" in finders:
-            size = finders["batch_size"].optimal_batch_size
-            suggested += ["--data.batch_size", str(size)]
+            suggested += [
+                "--data.batch_size",
+                str(finders["batch_size"].optimal_batch_size),
+            ]
         if "lr" in finders:
             search = finders["lr"].optimal_lr
             lr = search.suggestion()

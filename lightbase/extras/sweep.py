@@ -222,8 +222,9 @@ class Sweep:
                     if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
                         raise
                 traceback.print_exc()
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                self.study.set_user_attr(name, reason)
+                self.study.set_user_attr(
+                    name, f"{type(error).__name__}: {first_line(error)}"
+                )
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
     def arguments(self, run: Path, values: Values) -> Flags:
