@@ -94,6 +94,16 @@ def test_a_folder_with_trials_of_no_study_is_refused(sweep, tmp_path, capsys):
     assert "has trials, but no study.journal\ngive another --name" in error
 
 
+@pytest.mark.parametrize("line", ["{}", '{"op_code": 0}', "[]", "oops", "\0"])
+def test_a_damaged_study_is_refused(sweep, tmp_path, capsys, line):
+    (tmp_path / "tried").mkdir()
+    file = tmp_path / "tried" / "study.journal"
+    file.write_text(f"{line}\n" * 2)
+    error = fails(capsys, 1, lambda: sweep("--search", "model.lr=0.1"))
+    assert f"{file} is damaged: " in error
+    assert error.endswith("\ngive another --name")
+
+
 class Interrupted(BaseException):
     """Like a kill: nothing is saved or recorded."""
 

@@ -83,7 +83,12 @@ class Features(BaseDataModule):
             rows, labels = self.table
             self.columns = self.columns or list(next(iter(rows.values())))
             inputs = torch.tensor([self._numbers(*row) for row in rows.items()])
-            targets = torch.tensor([self.classes.index(label) for label in labels])
+            try:
+                targets = torch.tensor([self.classes.index(label) for label in labels])
+            except ValueError as error:  # the classes are those of the training
+                problem = f"{self.csv_path} has a label that the training had not"
+                way_out = "remove its rows, or start a new training with them"
+                raise UserError(f"{problem}: {error}", way_out) from error
         part = self.seeded_part(len(targets), split)
         return inputs[part], targets[part]
 
