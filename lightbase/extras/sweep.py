@@ -27,7 +27,13 @@ from filelock import FileLock, Timeout
 from numpy.random import SeedSequence
 
 from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import read_json, refuse_links, relative_to_cwd
+from lightbase.core.files import (
+    LARGEST_TEXT,
+    check_readable,
+    read_json,
+    refuse_links,
+    relative_to_cwd,
+)
 from lightbase.core.signals import SIGNALS, Stopped
 
 try:
@@ -270,6 +276,7 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     try:
         with lock:
             file.touch()
+            check_readable(file, LARGEST_TEXT)  # reading a pipe would not end
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             study = optuna.create_study(
@@ -280,9 +287,9 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
             )
             before = study.user_attrs.get("settings", settings)
             study.set_user_attr("settings", before)
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{file} is damaged: {error!r}", "give another --name"
+            f"{file} cannot be read: {error!r}", "give another --name"
         ) from error
     for key in before | settings:
         if before.get(key) != settings.get(key):

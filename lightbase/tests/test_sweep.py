@@ -100,7 +100,7 @@ def test_a_damaged_study_is_refused(sweep, tmp_path, capsys, line):
     file = tmp_path / "tried" / "study.journal"
     file.write_text(f"{line}\n" * 2)
     error = fails(capsys, 1, lambda: sweep("--search", "model.lr=0.1"))
-    assert f"{file} is damaged: " in error
+    assert f"{file} cannot be read: " in error
     assert error.endswith("\ngive another --name")
 
 
