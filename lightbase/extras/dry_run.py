@@ -276,11 +276,7 @@ def trial_device(trainer: Any) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         return torch.device("mps")
-    devices = parse_devices(trainer.devices)
-    index = 0
-    if isinstance(devices, list):
-        index = devices[0]
-    return torch.device("cuda", index)
+    return torch.device("cuda", next(iter(parse_devices(trainer.devices)), 0))
 
 
 @short_device_errors()
