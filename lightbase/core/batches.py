@@ -207,10 +207,9 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
             order = seeded_order(self.num_samples, seed)
         # a view would keep the whole order
         order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
+        num_at_once = self.batches_at_once * self.batch_size
         for i in range(first_batch, len(self), self.batches_at_once):
-            start = i * self.batch_size
-            end = start + self.batches_at_once * self.batch_size
-            indices = Indices(order[start:end].tolist())
+            indices = Indices(order[i * self.batch_size :][:num_at_once].tolist())
             sequence = np.random.SeedSequence((self.seed, epoch, self.rank, i))
             indices.seed = int(sequence.generate_state(1, "uint64")[0]) % 2**63
             yield indices
