@@ -262,10 +262,7 @@ def trial_device(trainer: Any) -> torch.device:
     """
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
-    devices = parse_devices(trainer.devices)
-    if isinstance(devices, list):
-        return torch.device(devices[0])
-    return torch.device(0)
+    return torch.device(next(iter(parse_devices(trainer.devices)), 0))
 
 
 @torch.no_grad()
