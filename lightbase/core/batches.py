@@ -187,7 +187,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass. Lightning calls this before each epoch."""
         if epoch != self.epoch:
-            # the value was for the earlier epoch, which had no batch left
+            # `first_batch` is for the earlier epoch. Lightning does not continue that
+            # epoch, for example because `limit_train_batches` had ended it.
             self.first_batch = 0
         self.epoch = epoch
 
@@ -207,7 +208,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
             seed = (self.seed * 1_000_003 + epoch) % 2**63
             order = seeded_order(self.num_samples, seed)
             order = order[self.rank :: self.num_ranks][: self.num_on_rank]
-            if self.num_ranks > 1:  # a view would keep the whole permutation
+            if self.num_ranks > 1:  # a view would keep the order of all ranks in memory
                 order = order.clone()
         for i in range(first_batch, len(self), self.batches_at_once):
             start = i * self.batch_size
@@ -220,8 +221,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
 @dataclass(eq=False)
 class TensorBatches(Dataset[Batch]):
-    """Samples that are in memory, as tensors. A batch is made by one copy of its rows,
-    and `convert_types`: arrays that stay in their files keep their types there.
+    """Samples as tensors, in memory or memory-mapped from files. A batch is a copy of
+    their rows. `convert_types` converts the copy, so files need not be converted.
 
     Args:
         all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
@@ -425,8 +426,8 @@ class ResumableLoader(DataLoader[Any]):
         epoch, first_batch = state["epoch"], state["num_batches"]
         if first_batch == len(self):  # the epoch is over
             epoch, first_batch = epoch + 1, 0
-        # The data module may have set a later epoch: with `limit_train_batches` an
-        # epoch is over before the loader has yielded all batches.
+        # The data module may have set a later epoch already. Then the saved epoch is
+        # over, although batches are left: `limit_train_batches` has ended it.
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch
