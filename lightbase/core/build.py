@@ -50,7 +50,7 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     """
     config = spec.config
     settle_trainer(spec)
-    # Lightning would take 0 for null
+    # the seed may not be null: for null, seed_everything would take the seed 0
     validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     seed_everything(config.seed_everything, workers=True, verbose=False)
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
@@ -112,12 +112,12 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
     try:
         return spec.parser.instantiate(config, instantiators=instantiators)
     except ValueError as error:
-        # without a failure of a class, that of a function may be the cause
+        # if no class has failed, a function may have: then its error is the cause
         failure: Any = error.__cause__ or error
         if failures:
             failure = failures[0]
         file, line = raised_at(failure)
-        if file.parent == Path(jsonargparse.__file__).parent:
+        if file.parent == Path(jsonargparse.__file__).parent:  # a wrong setting
             reason = explain(str(error), spec.parser, config)
             raise UserError(reason, status=2) from error
         reason = first_line(failure)
