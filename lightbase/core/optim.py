@@ -240,9 +240,9 @@ def schedule_length(trainer: Any, interval: Literal["epoch", "step"]) -> int | N
 
     interval: The scheduler steps after each "epoch" or after each "step".
 
-    Return None if the training has no end. The same holds if a schedule by epochs is
-    limited by max_steps, and the length of an epoch is unknown. Raise UserError if the
-    number of steps differs between epochs.
+    Return None if the training has no end. Also return None for a schedule by epochs if
+    max_steps ends the training, and the length of an epoch is unknown. Raise UserError
+    if the number of steps differs between epochs.
     """
     if interval == "epoch" and trainer.max_steps == -1:
         if trainer.max_epochs < 0:
