@@ -150,6 +150,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
     root = root or saved_root
+    # the path of a last.ckpt continues its run, unless the name or the root differs
     is_same = name == saved_name and str(Path(root or "").resolve()) == saved_root
     if folder is None and path.name == "last.ckpt" and is_same:
         folder = path.resolve().parent.parent
