@@ -201,7 +201,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         after it begins at batch 0 again."""
         first_batch = self.first_batch
         self.first_batch = 0
-        epoch = 0
+        epoch = 0  # without shuffle, all epochs have the same seeds
         order = torch.arange(self.num_on_rank) * self.num_ranks + self.rank
         if self.shuffle:
             epoch = self.epoch
