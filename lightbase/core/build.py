@@ -218,7 +218,7 @@ def make_trainer(
             status=2,
         )
     callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
-    if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
+    if isinstance(model, BaseModule):  # the user may override configure_callbacks
         callbacks.insert(len(first), model.curves_callback)
     if trainer_options["enable_progress_bar"] is None:
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
