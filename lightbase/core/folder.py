@@ -31,6 +31,7 @@ class Run:
         self.root = root
         self.is_new = folder is None
         parent = root / name
+        # NAME may have several parts: each of their folders is checked
         refuse_links(path for path in (parent, *parent.parents) if root in path.parents)
         if folder:
             files = [*folder.glob("*"), *folder.glob("checkpoints/*")]
