@@ -299,10 +299,10 @@ def grouped(
         chosen.append({**options, "params": members, "name": group})
     if not rest:
         return chosen
-    others: Options = {"params": [parameter for _, parameter in rest]}
+    rest_group: Options = {"params": [parameter for _, parameter in rest]}
     if groups:
-        others["name"] = "rest"
-    return [others, *chosen]
+        rest_group["name"] = "rest"
+    return [rest_group, *chosen]
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
