@@ -158,8 +158,9 @@ def find_restart(line: CommandLine) -> Restart | None:
 
 
 def is_restarted(line: CommandLine) -> bool:
-    """Return whether torchrun has started this command again, because a process of it
-    had ended, and the newest run of its name is not complete."""
+    """Return whether this command continues the newest run of its name without
+    --ckpt_path: torchrun has started the command again, because a process had ended,
+    and the run is not complete."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
     run = newest_run(line)
