@@ -73,8 +73,8 @@ class RandomState(Callback):
         training, give each process other random numbers.
 
         If there are more processes than saved states, the further ones get new random
-        numbers. If an epoch begins, the loader draws its order again, from the restored
-        state.
+        numbers. If an epoch begins, the loader starts again: torch's DataLoader draws
+        its order from the restored state.
         """
         rank = trainer.global_rank
         if rank < len(self.resumed):
