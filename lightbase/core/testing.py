@@ -53,13 +53,12 @@ def run_test(
     The random generators are seeded with 0 for the test, and restored after it. So the
     result does not depend on random numbers that the training has drawn.
 
-    trainer: WeightAveraging is removed from its callbacks. It would replace the weights
-        of the checkpoint.
+    trainer: WeightAveraging is removed from its callbacks. best.ckpt already holds the
+        averaged weights, and WeightAveraging would replace them.
     path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
         return {}
-    # best.ckpt holds the averaged weights; WeightAveraging would replace them
     callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
     trainer.callbacks = callbacks
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
