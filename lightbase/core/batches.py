@@ -186,7 +186,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass. Lightning calls this before each epoch."""
         if epoch != self.epoch:
-            # the value was for the earlier epoch, which had no batch left
+            # `first_batch` is for the earlier epoch. Lightning does not continue that
+            # epoch, for example because `limit_train_batches` had ended it.
             self.first_batch = 0
         self.epoch = epoch
 
@@ -199,13 +200,13 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         after it begins at batch 0 again."""
         first_batch = self.first_batch
         self.first_batch = 0
-        epoch = 0
+        epoch = 0  # without shuffle, all epochs have the same seeds
         order = torch.arange(self.num_samples)
         if self.shuffle:
             epoch = self.epoch
             seed = (self.seed * 1_000_003 + epoch) % 2**63
             order = seeded_order(self.num_samples, seed)
-        # a view would keep the whole order
+        # a view would keep the order of all ranks in memory
         order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
         num_at_once = self.batches_at_once * self.batch_size
         for i in range(first_batch, len(self), self.batches_at_once):
@@ -217,8 +218,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
 @dataclass(eq=False)
 class TensorBatches(Dataset[Batch]):
-    """Samples that are in memory, as tensors. A batch is made by one copy of its rows,
-    and `convert_types`: arrays that stay in their files keep their types there.
+    """Samples as tensors, in memory or memory-mapped from files. A batch is a copy of
+    their rows. `convert_types` converts the copy, so files need not be converted.
 
     Args:
         all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
@@ -418,8 +419,8 @@ class ResumableLoader(DataLoader[Any]):
         epoch, first_batch = state["epoch"], state["num_batches"]
         if first_batch == len(self):  # the epoch is over
             epoch, first_batch = epoch + 1, 0
-        # The data module may have set a later epoch: with `limit_train_batches` an
-        # epoch is over before the loader has yielded all batches.
+        # The data module may have set a later epoch already. Then the saved epoch is
+        # over, although batches are left: `limit_train_batches` has ended it.
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch

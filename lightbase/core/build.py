@@ -50,7 +50,7 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    # Lightning would take a seed of null for 0
+    # the seed may not be null: for null, seed_everything would take the seed 0
     begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
     if not spec.is_saved:  # a saved config is complete, and its data may be missing
@@ -121,12 +121,12 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
     try:
         return spec.parser.instantiate(config, instantiators=instantiators)
     except ValueError as error:
-        # without a failure of a class, that of a function may be the cause
+        # if no class has failed, a function may have: then its error is the cause
         failure: Any = error.__cause__ or error
         if failures:
             failure = failures[0]
         file, line = raised_at(failure)
-        if file.parent == Path(jsonargparse.__file__).parent:
+        if file.parent == Path(jsonargparse.__file__).parent:  # a wrong setting
             reason = explain(str(error), spec.parser, config)
             raise UserError(reason, status=2) from error
         if isinstance(failure, URLError):  # a script prints that a download failed
@@ -230,7 +230,7 @@ def make_trainer(
             status=2,
         )
     callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
-    if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
+    if isinstance(model, BaseModule):  # the user may override configure_callbacks
         callbacks.insert(len(first), model.curves_callback)
     if trainer_options["enable_progress_bar"] is None:
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)

@@ -166,7 +166,8 @@ class StopWithoutLoss(Callback):
 
     has_loss = True
 
-    # not called where a run resumes within an epoch, whose batches before are unknown
+    # Lightning does not call this if a run resumes within an epoch. Then `has_loss`
+    # stays true, because the earlier batches of the epoch may have had a loss.
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
@@ -242,6 +243,7 @@ class StopOnSignal(Callback):
             # the threads of two GPUs do it at once in the first backward.
             torch.set_num_threads(torch.get_num_threads())
         if stage == "fit":
+            # if it is stuck, only the first process ends itself, see StopSignals
             SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
 
     def on_sanity_check_start(
@@ -303,7 +305,7 @@ def leave(trainer: Trainer) -> None:
     """End the process group of torch.distributed, and wait for the processes that this
     one has started. Raises UserError if one of them has failed."""
     if dist.is_initialized():
-        # the first one holds the store that the others still use
+        # the first process holds torch's store, which the others use until here
         trainer.strategy.barrier()
         dist.destroy_process_group()
     # processes of ddp_spawn have ended already

@@ -35,8 +35,8 @@ copying takes longer than waiting."""
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file in the same folder and renames it. So a
-    file with the final name is always complete. Lightning may copy the file instead,
-    and a crash would leave a part of it.
+    file with the final name is always complete. Lightning's class may copy the file to
+    its final name. A crash during the copy would leave an incomplete file.
 
     checks: Functions that get what best.ckpt would hold, before it is written.
     """
@@ -93,6 +93,7 @@ def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
     shares_memory = len(pointers) < len(tensors)
     if num_bytes == 0 or num_bytes > MAX_PINNED or shares_memory:
         return checkpoint
+    # The second argument of deepcopy is {id of an object: its copy}.
     return checkpoint | copy.deepcopy(parts, to_host(tensors))
 
 
@@ -145,8 +146,8 @@ def check_records(path: Path) -> None:
     """Raise BadZipFile for a record with a wrong checksum (CRC-32), which torch.load
     does not check, and for a file of torch before 1.6, which has no records."""
     with zipfile.ZipFile(path) as archive:
-        # torch.save sets neither. torch.load reads wrong numbers from a record marked
-        # as a folder.
+        # torch.save writes records without compression and without attributes.
+        # torch.load reads wrong numbers from a record that is marked as a folder.
         damaged = [
             record.filename
             for record in archive.infolist()
@@ -189,7 +190,7 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
-        self.step_at_epoch_end = 0
+        self.step_at_epoch_end = 0  # global_step when the newest epoch was saved
         self.has_told = False  # that the metric was NaN
 
     @property
@@ -217,8 +218,8 @@ class RunCheckpoint(ModelCheckpoint):
             self.step_at_epoch_end = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if it is the turn. Print a line the first time that the
-        metric is NaN."""
+        """Write the checkpoint if `every_n_epochs` is None. Print a line the first time
+        that the metric is NaN."""
         super().on_validation_end(trainer, pl_module)
         value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
         if value.isnan() and not self.has_told and not trainer.sanity_checking:
@@ -236,8 +237,7 @@ class RunCheckpoint(ModelCheckpoint):
         """
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
-        # Lightning cannot go on from the middle of a validation; and when an epoch has
-        # ended, the checkpoint is there already
+        # `training` is false in a validation
         if trainer.training and self.step_at_epoch_end != trainer.global_step:
             trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
 

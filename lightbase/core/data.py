@@ -143,7 +143,7 @@ class BaseDataModule(LightningDataModule):
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size or batch_size
         self.splits: dict[str, Samples] = {}
-        # copies on the GPU, by the samples in CPU memory
+        # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
     @property
@@ -334,7 +334,7 @@ class BaseDataModule(LightningDataModule):
             drop_last=drop_last,
             seed=self.shuffle_seed or 0,  # None without a Trainer
         )
-        if self.trainer:  # workers read ahead before Lightning sets the epoch
+        if self.trainer:  # Lightning sets the epoch after workers have begun to read
             loader.batch_sampler.set_epoch(epochs_done(self.trainer))
         return loader
 
@@ -418,8 +418,8 @@ class BaseDataModule(LightningDataModule):
         return self.trainer.precision_plugin.convert_input(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for a worker process. It calls `collate`, and needs
-        neither the trainer nor the samples in this object."""
+        """Return the attributes for a worker process. A worker only calls `collate` of
+        this object, so it needs neither the Trainer nor the samples."""
         return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
 
     def state_dict(self) -> dict[str, Any]:

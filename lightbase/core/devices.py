@@ -51,8 +51,9 @@ def num_processes_started() -> tuple[int, int]:
 def settle_devices(trainer: Any) -> None:
     """Fill in the Trainer's flags that the user left open.
 
-    They follow torchrun or SLURM. Otherwise a run has one device. If the user gave a
-    strategy or a number of machines, it has all devices, as in Lightning.
+    With torchrun or SLURM, they follow from the processes that it has started. Without
+    them, a run gets one device. But if the user gave a strategy or a number of
+    machines, it gets all devices, as in Lightning.
 
     trainer: The Trainer's flags. They are changed in place.
     """

@@ -33,12 +33,13 @@ class Accumulator:
     """Means over samples of the loss and other values, and metrics of outputs and
     targets.
 
-    `add` only puts a batch into lists. `flush` computes for all batches that wait, when
-    a result is wanted or when too many wait. A run with one process then takes them to
-    the CPU in one transfer, and computes there. On a GPU, the accuracies of the curve
-    and of the epoch would be some fifty kernels. The computation stays on the device if
-    there are several processes, if a metric has a network, or as soon as too many
-    batches have waited once.
+    `add` only puts a batch into lists. `flush` adds all waiting batches to the sums and
+    metrics, when a result is wanted or when too many batches wait.
+
+    By default `flush` copies the waiting batches to the CPU in one transfer, and
+    computes there: on a GPU, the accuracies of the curve and of the epoch would start
+    some fifty kernels. It computes on the GPU if there are several processes, or if a
+    metric has a network. It also does so after too many batches have waited once.
 
     metrics: Metrics that no other accumulator uses.
     prefix: The beginning of the names of the curves, such as "val/".
@@ -124,7 +125,7 @@ class Accumulator:
             return
         values = torch.stack(self.values)
         pairs = self.pairs
-        # a wrapper may count its updates, as Running does
+        # a wrapper may count its updates, as Running does: one for each batch
         has_wrapper = any(isinstance(x, WrapperMetric) for x in self.metrics.values())
         if pairs and not has_wrapper:
             pairs = concatenated(pairs)
@@ -321,11 +322,11 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a metric's value by name. The parts that become curves are
     tensors float32 (); all other parts are no curves.
 
-    A number is the curve NAME. A vector is NAME_0, NAME_1, ... The values of a dict are
-    NAME_KEY. A matrix, or a vector with more than 100 values that are not of classes,
-    is returned as it is. A vector with a value for each class is STAGE_METRIC/CLASS,
-    such as val_class_acc/cat: TensorBoard makes a group of all names with the same
-    first part.
+    A number is the curve NAME. The values of a dict are NAME_KEY. A vector with a value
+    for each class becomes the curves STAGE_METRIC/CLASS, such as val_class_acc/cat:
+    TensorBoard makes a group of all names with the same first part. Another vector
+    becomes the curves NAME_0, NAME_1, ... if it has at most 100 values, or fewer values
+    than there are classes. A longer vector, or a matrix, is returned as it is.
 
     name: STAGE/METRIC, such as val/class_acc.
     """

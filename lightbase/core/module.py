@@ -137,7 +137,7 @@ class BaseModule(LightningModule):
         self.frozen_modules: list[nn.Module] = []
         self.has_weights = False
         self.is_compiled = False
-        self.curves_callback = Curves()  # in a run it stands before all other callbacks
+        self.curves_callback = Curves()  # in a run, `make_trainer` places it
         if compile_net is None:
             if compile_mode is not None:
                 raise UserError(

@@ -60,12 +60,11 @@ TRAINER_DEFAULTS = {
     "trainer.max_epochs": 10,
     "trainer.log_every_n_steps": 100,
     "trainer.enable_model_summary": False,
-    # of Lightning, for arguments in `TRAINER_TYPES`
+    # the same as in Lightning: arguments in `TRAINER_TYPES` would have the default None
     "trainer.check_val_every_n_epoch": 1,
     "trainer.accumulate_grad_batches": 1,
 }
-"""Defaults of the Trainer's arguments that differ from Lightning's defaults, or from
-None."""
+"""Defaults of the Trainer's arguments that the parser would not have by itself."""
 TRAINER_TYPES = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
     # would be read as 1.0, all batches
@@ -85,7 +84,8 @@ TRAINER_TYPES = {
     "gradient_clip_val": NonNegativeFloat | None,
     "default_root_dir": Path | None,
 }
-# null in config.yaml unless given: record.py fills them in when the run has a folder
+# null in config.yaml unless given: `make_logger` in lightbase/extras/loggers.py fills
+# them in when the run has a folder
 LOGGER_TYPES = {
     "save_dir": Path | None,
     "name": str | None,
@@ -141,7 +141,7 @@ class Parser(LightningArgumentParser):
     A bare class name of the user's package, such as MLP, counts as its import path.
     Relative paths become absolute.
 
-    options: Arguments of LightningArgumentParser. Those that `__init__` sets win.
+    options: Arguments of LightningArgumentParser. `__init__` replaces some of them.
         jsonargparse also makes parsers of this class, for a class inside the settings.
     parsed: The settings that are parsed so far, for the message about an unknown flag:
         it proposes arguments of the classes that these settings name.
@@ -184,7 +184,8 @@ class Parser(LightningArgumentParser):
         message: The text of jsonargparse, which may have many lines.
         ex: The exception that has this message, or None.
         """
-        if not self.exit_on_error:  # a parser inside the parser: part of a message
+        if not self.exit_on_error:  # for a class inside the settings: the outer parser
+            # reports it
             super().error(message, ex)
         raise UserError(explain(message, self, self.parsed), SEE_HELP, 2) from ex
 

@@ -64,7 +64,8 @@ def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
     # the loss of two classes may need masks of floats
     columns = [targets.reshape(predicted.shape).long(), predicted]
     if task == "multiclass":
-        # the outputs are probabilities if those of each sample add up to 1
+        # the outputs are probabilities if none is negative, and if the outputs of each
+        # sample add up to 1
         are_shares = ((outputs.sum(1) - 1).abs() < 1e-3).all() & (outputs >= 0).all()
         columns.append(torch.where(are_shares, outputs, outputs.softmax(1)).amax(1))
     return columns

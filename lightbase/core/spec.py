@@ -1,9 +1,9 @@
 """The record of a run: its settings, which of them the user named, and where it starts.
 
 Read `CommandLine` and `RunSpec` first. `CommandLine` reads the arguments of a command
-and its config files. `read_spec` makes a `RunSpec` of config files or of
-the settings in a checkpoint, and `new_spec` calls it for a new run. The rest checks
-settings and turns them into YAML.
+and its config files. `read_spec` makes a `RunSpec` of config files or of the settings
+in a checkpoint, and `new_spec` calls it for a new run. The rest checks settings and
+turns them into YAML.
 """
 
 import argparse
@@ -60,15 +60,16 @@ class CommandLine:
 
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
-    first: {flag: text} for each flag of `first_parser` but --config that is given.
+    first: {flag: text} for the flags of `first_parser` that were given, without
+        --config.
     flags: All arguments but the --config files, as a list for the parser. Those of
         `first` come first, because the classes decide which further flags there are.
         The others are as `with_true` returns them.
     file_settings: The settings of all config files by the names of flags, such as
         "model.lr". If two files have the same setting, the later file counts.
 
-    Raises UserError for a config file that is missing or not valid, and for a flag
-    above without a value.
+    Raises UserError for a config file that is missing or not valid, and for a flag of
+    `first_parser` without a value.
     """
 
     def __init__(self, args: Sequence[str]) -> None:
@@ -286,7 +287,8 @@ def drop_objects(config: Any) -> None:
     values = arguments(config)
     for name, value in [*values.items()]:
         is_object = not isinstance(value, YAML_TYPES) or isinstance(value, Enum)
-        # a function's default that is a class, as of swin_t, would become a partial
+        # The default of a function's argument may be a class, as in torchvision's
+        # swin_t. jsonargparse would give the function a partial of this class.
         if "class_path" in entries(value):
             is_object = inspect.isroutine(pkgutil.resolve_name(config["class_path"]))
         if is_object:

@@ -69,8 +69,8 @@ class RandomState(Callback):
         training, give each process other random numbers.
 
         If there are more processes than saved states, the further ones get new random
-        numbers. If an epoch begins, the loader draws its order again, from the restored
-        state.
+        numbers. If an epoch begins, the loader starts again: torch's DataLoader draws
+        its order from the restored state.
         """
         rank = trainer.global_rank
         if rank < len(self.resumed):
@@ -232,9 +232,9 @@ class ResumedOptimizer(Callback):
             optimizer.register_load_state_dict_pre_hook(adapt_state)
         if trainer.ckpt_path:
             self.check_restored(trainer)
-            # `trainer.estimated_stepping_batches` in configure_optimizers makes the
-            # loaders before the epoch and the loader's state are restored; without them
-            # Lightning makes them anew, and restores both
+            # `configure_optimizers` may have made the training loader already, with
+            # `trainer.estimated_stepping_batches`. The epoch and the loader's state
+            # were not restored then. Lightning now makes it again, and restores both.
             forget_train_loader(trainer)
 
     def check_restored(self, trainer: Any) -> None:
@@ -261,8 +261,9 @@ class ResumedOptimizer(Callback):
         """
         if trainer.state.fn != "fit":
             return
-        num_optimizers = len(checkpoint["optimizer_states"])
-        self.saved_numbers = num_optimizers, len(checkpoint["lr_schedulers"])
+        optimizers = checkpoint["optimizer_states"]
+        schedules = checkpoint["lr_schedulers"]
+        self.saved_numbers = len(optimizers), len(schedules)
         if "schedule" in checkpoint and has_named_optimizer(model):
             # it may name a class of the user's package
             saved = renamed(checkpoint["schedule"], checkpoint["package"])
@@ -271,7 +272,7 @@ class ResumedOptimizer(Callback):
 
 
 def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state so that the optimizer steps as it was built.
+    """Change a saved state so that it fits the optimizer of this run.
 
     Options such as `fused` keep the value of this run. The moments get the same memory
     layout as the weights, because a fused step relies on an equal layout.
@@ -304,9 +305,9 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the code gives other options than the checkpoint has. With
-    other parameter groups, a fused step would read the state of another parameter, past
-    its end.
+    """Raise UserError if the options of the model differ from the options in the
+    checkpoint, because the user's code has changed. With other parameter groups, a
+    fused step would read the state of another parameter, past its end.
 
     saved: The result of `schedule_options` when the checkpoint was written.
     """

@@ -54,8 +54,8 @@ def run_test(
     The random generators are seeded with 0 for the test, and restored after it. So the
     result does not depend on random numbers that the training has drawn.
 
-    trainer: WeightAveraging is removed from its callbacks. It would replace the weights
-        of the checkpoint.
+    trainer: WeightAveraging is removed from its callbacks. best.ckpt already holds the
+        averaged weights, and WeightAveraging would replace them.
     path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
