@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -305,7 +305,7 @@ def benchmark() -> ScriptParser:
     return parser
 
 
-PARSERS: dict[str, Callable[[], ScriptParser]] = {
+PARSERS = {
     function.__name__: function
     for function in (evaluate, predict, export, tune, sweep, benchmark)
 }

@@ -243,11 +243,6 @@ class TensorBatches(Dataset[Batch]):
         return convert_types(rows_of(self.all_values, self.index))
 
     @property
-    def inputs(self) -> Any:
-        """The inputs of all samples, see `inputs_of`."""
-        return inputs_of(self.values)
-
-    @property
     def targets(self) -> Any:
         """The targets of all samples, or None, see `targets_of`. No inputs are
         copied."""

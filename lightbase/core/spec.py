@@ -9,6 +9,7 @@ turns them into YAML.
 import argparse
 import copy
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -121,7 +122,7 @@ def with_true(words: list[str]) -> list[str]:
     that has no value, such as --model.per_class. Switches of the Trainer need no value
     either, but the parser knows those."""
     arguments = []
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
+    for word, following in itertools.pairwise([*words, "--"]):
         is_alone = "=" not in word and following.startswith("--")
         is_help = word.endswith(".help")
         if word.startswith(("--model.", "--data.")) and is_alone and not is_help:
