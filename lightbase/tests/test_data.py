@@ -24,7 +24,7 @@ def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> No
     """A stand-in for a GPU, whose memory is on the device meta."""
     monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(kind, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
-    on_meta = lambda self, _: TensorBatches((self.inputs.to("meta"), self.targets))  # noqa: E731
+    on_meta = lambda self, _: TensorBatches((self.values[0].to("meta"), self.targets))  # noqa: E731
     monkeypatch.setattr(TensorBatches, "to", on_meta)
 
 
