@@ -108,20 +108,21 @@ def load(part: str, num_steps: int, root: str) -> Any:
     root: The folder for the runs.
     """
     config, image_shape = EXPERIMENTS[part]
-    flags = [
-        f"--config={CONFIGS / config}",
-        "--data=project.data.synthetic.SyntheticImages",
-        f"--data.image_shape={image_shape}",
-        f"--data.num_train={BATCH_SIZE * num_steps}",
-        f"--data.num_test={BATCH_SIZE}",
-        "--data.val_fraction=0",  # all generated images train
-        f"--trainer.default_root_dir={root}",
-        "--trainer.max_epochs=1",
-        "--trainer.limit_val_batches=0",
-        "--trainer.limit_test_batches=0",
-        "--trainer.enable_progress_bar=true",
-    ]
-    return parse(flags)
+    return parse(
+        [
+            f"--config={CONFIGS / config}",
+            "--data=project.data.synthetic.SyntheticImages",
+            f"--data.image_shape={image_shape}",
+            f"--data.num_train={BATCH_SIZE * num_steps}",
+            f"--data.num_test={BATCH_SIZE}",
+            "--data.val_fraction=0",  # all generated images train
+            f"--trainer.default_root_dir={root}",
+            "--trainer.max_epochs=1",
+            "--trainer.limit_val_batches=0",
+            "--trainer.limit_test_batches=0",
+            "--trainer.enable_progress_bar=true",
+        ]
+    )
 
 
 def tutorial(spec: Any, model: Any, data: Any, clock: StepClock) -> None:

@@ -6,33 +6,7 @@ scripts are to answer Ctrl-C before torch is imported, which takes seconds.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lightbase.commands.python import load, train
-    from lightbase.commands.train import main
-    from lightbase.core.batches import (
-        Batch,
-        EpochBatchSampler,
-        ResumableLoader,
-        at_least_float32,
-    )
-    from lightbase.core.curves import run_folder
-    from lightbase.core.data import BaseDataModule
-    from lightbase.core.errors import UserError, say
-    from lightbase.core.metrics import Metrics, collection
-    from lightbase.core.module import BaseModule
-    from lightbase.core.optim import FinalDecayLR, WarmupCosineLR
-    from lightbase.data.transforms import (
-        alternating_flip,
-        crop_and_flip,
-        flip_where,
-        random_crop,
-        random_flip,
-        to_float,
-    )
-    from lightbase.extras.downloads import open_or_download, short_download_errors
-    from lightbase.extras.image_folder import ImageFolder
+from typing import Any
 
 __version__ = "0.4.0"
 
@@ -62,7 +36,7 @@ NAMES = {
     "extras.downloads": ("open_or_download", "short_download_errors"),
     "extras.image_folder": ("ImageFolder",),
 }
-"""The public names of each module."""
+"""The public names of each module. `__init__.pyi` has them for type checkers."""
 MODULES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = [*MODULES]
 

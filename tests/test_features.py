@@ -88,6 +88,12 @@ def test_another_file_has_the_classes_and_columns_of_the_training(tmp_path):
         (f"{tmp_path}/y.csv:2", [1, 10]),
         (f"{tmp_path}/y.csv:4", [0, 0]),
     ]
+    more = from_csv(tmp_path / "z.csv", "p,q,label\n1,2,x\n1,2,new\n")
+    more.load_state_dict(trained.state_dict())
+    with pytest.raises(UserError, match=r"z.csv has a label .*: 'new' is .*\nremove"):
+        more.load("test")
     other.csv_path.write_text("q,label\n1,x\n")
     with pytest.raises(UserError, match=r"y.csv:2: no number in a column: 'p'"):
         list(other.read_inputs(other.csv_path))
+    with pytest.raises(UserError, match="generated samples, without columns"):
+        list(Features().read_inputs(other.csv_path))

@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,8 +58,8 @@ def help_text(script: str) -> str:
 
     script: The name of the script, such as "evaluate".
     """
-    folder = Path(__file__).with_name("help")
-    return (folder / f"{script}.txt").read_text("utf-8").rstrip()
+    file = Path(__file__).with_name("help") / f"{script}.txt"
+    return file.read_text("utf-8").rstrip()
 
 
 def help_of_train() -> str:
@@ -74,12 +74,12 @@ def help_of_train() -> str:
     classes = [path.rpartition(".")[2] for path in users_classes()]
     return help_text("train").format(
         default=default,
-        configs=in_column([*config_files(PROJECT.configs)]),
+        configs=in_column(config_files(PROJECT.configs)),
         classes=in_column(classes),
     )
 
 
-def in_column(words: list[str]) -> str:
+def in_column(words: Iterable[str]) -> str:
     """Return the words as text for the second column of help/train.txt.
 
     The words are separated by commas, in lines of at most 80 characters. Each line but
@@ -95,10 +95,10 @@ class ScriptParser(argparse.ArgumentParser):
     """
 
     def __init__(self, name: str) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        text = help_text(name)
         super().__init__(
-            description=text, allow_abbrev=False, formatter_class=formatter
+            description=help_text(name),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
     def read(self, args: Args) -> tuple[argparse.Namespace, list[str]]:
@@ -155,32 +155,32 @@ class CheckpointParser(ScriptParser):
         # argparse divides flags with their values from files, which may stand between
         for flag in dict.fromkeys(arg.partition("=")[0] for arg in args):
             if flag.startswith(CONFIG_FLAGS):
-                self.add_argument(flag, nargs="?", const="true")
+                self.add_argument(flag, dest=flag, nargs="?", const="true")
         options = self.parse_intermixed_args(args)
-        flags = {f"--{name}": value for name, value in vars(options).items()}
         passed_on = [f"--config={file}" for file in options.config]
-        for flag, value in flags.items():
+        for flag, value in vars(options).items():
             if flag.startswith(CONFIG_FLAGS):
                 passed_on.append(f"{flag}={value}")
-        root = flags.get("--trainer.default_root_dir")
-        options.ckpt_path = checkpoint_file(options.ckpt_path, root)
+        root = vars(options).get("--trainer.default_root_dir")
+        options.ckpt_path = checkpoint_file(options.ckpt_path, root or PROJECT.logs)
         return options, passed_on
 
 
-def checkpoint_file(text: str, root: str | None = None) -> Path:
+def checkpoint_file(text: str, root: str | Path) -> Path:
     """Return the path of the checkpoint that --ckpt_path names.
 
     text: The path of a file. `last` or `best` is the newest file of this name in all
         runs. NAME/version_N, or the folder of a run, is the best.ckpt of this run. NAME
         is the best.ckpt of its newest run.
-    root: The folder of all runs. None means logs/.
+    root: The folder of all runs.
     Raise UserError if there is no such file.
     """
     path = Path(text)
-    logs = Path(root or PROJECT.logs)
+    logs = Path(root)
     if text in ("last", "best"):
-        files = logs.rglob(f"checkpoints/{text}.ckpt")
-        path = max(files, key=os.path.getmtime, default=path)
+        path = max(
+            logs.rglob(f"checkpoints/{text}.ckpt"), key=os.path.getmtime, default=path
+        )
     elif not path.is_file():
         if (logs / text).is_dir():
             path = logs / text
@@ -212,8 +212,13 @@ def output_file(text: str) -> Path:
 def evaluate() -> CheckpointParser:
     """Return the parser of evaluate.py."""
     parser = CheckpointParser("evaluate")
-    text = "tables of the classes, as CSV too"
-    parser.add_argument("--report", nargs="?", const="", metavar="FOLDER", help=text)
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="tables of the classes, as CSV too",
+    )
     return parser
 
 
@@ -248,8 +253,11 @@ def export() -> CheckpointParser:
     """Return the parser of export.py."""
     parser = CheckpointParser("export")
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
-    text = "the file; beside the checkpoint unless given"
-    parser.add_argument("--output", type=output_file, help=text)
+    parser.add_argument(
+        "--output",
+        type=output_file,
+        help="the file; beside the checkpoint unless given",
+    )
     return parser
 
 
@@ -297,7 +305,7 @@ def benchmark() -> ScriptParser:
     return parser
 
 
-PARSERS: dict[str, Callable[[], ScriptParser]] = {
+PARSERS = {
     function.__name__: function
     for function in (evaluate, predict, export, tune, sweep, benchmark)
 }

@@ -65,8 +65,9 @@ def main(args: arguments.Args = None) -> None:
         # a file .npz may hold the probabilities of each pixel, too
         has_masks = task == "segmentation" and not is_npz
         if has_masks and options.output is None:
-            problem = "masks are no table: give --output FOLDER or FILE.npz"
-            raise UserError(problem, status=2)
+            raise UserError(
+                "masks are no table: give --output FOLDER or FILE.npz", status=2
+            )
         names: Names = []
         unreadable: Names = []
         if options.files:
@@ -83,8 +84,10 @@ def main(args: arguments.Args = None) -> None:
             # the Trainer has left out the batches after a limit
             names = names[: len(next(iter(outputs.values()), []))]
         if any(len(rows) != len(names) for rows in outputs.values()):
-            problem = f"predict_step has no row for each of the {len(names)} inputs"
-            raise UserError(problem, "return tensors (N, ...), also in a dict or tuple")
+            raise UserError(
+                f"predict_step has no row for each of the {len(names)} inputs",
+                "return tensors (N, ...), also in a dict or tuple",
+            )
         if is_npz:
             write_arrays(options.output, names, outputs)
         elif has_masks:
@@ -103,8 +106,11 @@ def single(outputs: dict[str, Rows]) -> Rows:
     """Return the outputs if predict_step returns one tensor. Raise UserError if it
     returns several."""
     if outputs.keys() - {"prediction"}:
-        problem = f"predict_step returns {', '.join(outputs)}, which is no table"
-        raise UserError(problem, "--output FILE.npz writes any tensors", 2)
+        raise UserError(
+            f"predict_step returns {', '.join(outputs)}, which is no table",
+            "--output FILE.npz writes any tensors",
+            2,
+        )
     return outputs["prediction"]
 
 
@@ -115,8 +121,7 @@ def write_table(options: Namespace, names: Names, columns: Columns) -> None:
     columns: The others, which have the same length.
     """
     first = "file" if options.files else "sample"
-    rows = zip(names, *columns.values(), strict=True)
-    table = [(first, *columns), *rows]
+    table = [(first, *columns), *zip(names, *columns.values(), strict=True)]
     if options.output is None:
         print("\n".join(as_table(table)))
     else:
@@ -150,8 +155,7 @@ def batches_of_files(
 
     data: The data module, which reads the files and makes batches of their samples.
     paths: Files, and folders of images.
-    names: Gets the names of the samples.
-    unreadable: See `samples_in`.
+    names, unreadable: See `samples_in`.
     Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
     """
     if not isinstance(data, BaseDataModule):
@@ -160,27 +164,29 @@ def batches_of_files(
             "without files the test set is predicted",
             2,
         )
-    samples = samples_in(data, paths, unreadable)
+    samples = samples_in(data, paths, names, unreadable)
     while waiting := list(islice(samples, BATCH_SIZE)):
-        names += [name for name, _ in waiting]
-        batch = data.collate([sample for _, sample in waiting])
+        batch = data.collate(waiting)
         if isinstance(batch, Tensor):
             batch = (batch, None)
         yield batch
 
 
 def samples_in(
-    data: BaseDataModule, paths: list[Path], unreadable: Names
-) -> Iterator[tuple[str, Any]]:
-    """Yield (name, sample) for each sample in the files. A folder stands for all images
-    below it, and a file is taken whatever its name.
+    data: BaseDataModule, paths: list[Path], names: Names, unreadable: Names
+) -> Iterator[Any]:
+    """Yield each sample in the files. A folder stands for all images below it, and a
+    file is taken whatever its name.
 
+    names: Gets the names of the samples.
     unreadable: Gets an error for each path that cannot be read.
     """
     for path in paths:
         for file in list_images(path) or [path]:
             try:
-                yield from data.read_inputs(file)
+                for name, sample in data.read_inputs(file):
+                    names.append(name)
+                    yield sample
             except (UserError, OSError) as error:
                 unreadable.append(f"cannot read {printable(str(file))}: {error}")
 

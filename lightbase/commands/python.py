@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning import LightningDataModule, LightningModule, Trainer
 
 from lightbase.commands import train as command
 from lightbase.commands.script import find_project, python_errors
-from lightbase.core.build import build_rest, settle_trainer
+from lightbase.core.build import begin, build_rest
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
-from lightbase.core.spec import CommandLine, read_spec, validate
+from lightbase.core.spec import CommandLine, read_spec
 
 
 def load(
@@ -80,8 +80,7 @@ def train(
             return command.train(spec, model, data)
         if not isinstance(data, LightningDataModule):
             raise UserError("lightbase.train takes a module and its data module")
-        flags = {"name": type(module).__name__, **flags}
-        args, objects = as_arguments(flags)
+        args, objects = as_arguments({"name": type(module).__name__, **flags})
         line = CommandLine(args)
         restart = find_restart(line)
         classes = {"model": class_config(module), "data": class_config(data)}
@@ -89,9 +88,7 @@ def train(
             spec = resumed_spec(restart, line, classes)
         else:
             spec = read_spec([classes], line, None, is_saved=True)
-        settle_trainer(spec)
-        validate(spec, spec.config)
-        seed_everything(spec.config.seed_everything, workers=True, verbose=False)
+        begin(spec, spec.config)
         build_rest(spec, Namespace(trainer=spec.config.trainer))
         spec.trainer |= objects
         say("Scripts cannot open a run of objects; lightbase.load(path, module, data)")

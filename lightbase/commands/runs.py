@@ -7,6 +7,7 @@ appears at once. Read `main` first. It reads the folders of the runs (`find_runs
 file.
 """
 
+import io
 import itertools
 import json
 import logging
@@ -29,7 +30,9 @@ from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
 from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table, as_text
 
-LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+LARGEST_FOR_C = 20_000
+"""Characters of a config that the fast loader reads. In a longer one, brackets could be
+nested so deeply that they end the process."""
 DAMAGES = (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError)
 """What reading a damaged file raises. Its values may have any type."""
 Row = dict[str, Any]
@@ -68,8 +71,11 @@ def find_runs(root: Path, names: list[str]) -> Runs:
         files = list(root.glob(f"./{name}/**/progress.json"))
         if not files:
             near = did_you_mean(name, [path.name for path in root.glob("*")])
-            problem = f"there is no run {name} below {relative_to_cwd(root)}{near}"
-            raise UserError(problem, "python scripts/train.py trains one", 2)
+            raise UserError(
+                f"there is no run {name} below {relative_to_cwd(root)}{near}",
+                "python scripts/train.py trains one",
+                2,
+            )
         folders.update(file.parent for file in files)
     # version_10 comes after version_2
     in_order = sorted(folders, key=lambda run: (run.parent, len(run.name), run.name))
@@ -98,8 +104,10 @@ def read_run(root: Path, folder: Path) -> RunInfo:
         metrics = read_file(folder / "metrics.json")
         latest = progress | metrics
         if "train_seconds" in latest:
-            minutes = round(latest["train_seconds"] / 60, 2)
-            results |= {"epochs": latest["epochs"], "minutes": minutes}
+            results |= {
+                "epochs": latest["epochs"],
+                "minutes": round(latest["train_seconds"] / 60, 2),
+            }
     except DAMAGES as error:
         problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
         print(f"Note: {printable(problem)}", file=sys.stderr)
@@ -121,10 +129,11 @@ def read_file(path: Path) -> Row:
         return {}
     text = read_text(path)
     if path.suffix == ".json":
-        content = json.loads(text)
-    else:
-        content = checked(yaml.load(text, LOADER))
-    return dict(content)
+        return dict(json.loads(text))
+    loader: Any = yaml.SafeLoader
+    if yaml.__with_libyaml__ and len(text) <= LARGEST_FOR_C:
+        loader = yaml.CSafeLoader
+    return dict(checked(yaml.load(text, loader)))
 
 
 def sort_runs(runs: Runs, column: str, mode: str | None) -> Runs:
@@ -155,10 +164,11 @@ def best_checkpoint(runs: Runs) -> Path:
     metrics = {run.progress["monitor"]: run.progress["mode"] for run in measured}
     if len(metrics) != 1:
         names = " and ".join(sorted(metrics)) or "no value of any"
-        problem = f"--best needs runs with one monitored metric; these have {names}"
-        raise UserError(problem, status=2)
-    for metric, mode in metrics.items():
-        best, *_ = sort_runs(measured, f"best {metric}", mode)
+        raise UserError(
+            f"--best needs runs with one monitored metric; these have {names}", status=2
+        )
+    ((metric, mode),) = metrics.items()
+    best = sort_runs(measured, f"best {metric}", mode)[0]
     return best.folder / "checkpoints" / "best.ckpt"
 
 
@@ -209,9 +219,10 @@ def print_table(rows: Rows) -> None:
     print("\n".join(lines))
 
 
-def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Return the curves of training and validation in TensorBoard's files, {name:
-    (steps, values)}. The curves of single classes, such as val_acc/cat, are left out.
+def read_curves(folder: Path) -> dict[str, Any]:
+    """Return the curves of training and validation in TensorBoard's files, {name: list
+    of points with `step` and `value`}. The curves of single classes, such as
+    val_acc/cat, are left out.
 
     folder: The folder of a run.
     """
@@ -224,9 +235,7 @@ def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
     for name in events.Tags()["scalars"]:
         # train_loss is common, too
         if re.match(r"(train|val)(/|_[^/]+$)", name):
-            points = events.Scalars(name)
-            steps = [point.step for point in points]
-            curves[name] = (steps, [point.value for point in points])
+            curves[name] = events.Scalars(name)
     return curves
 
 
@@ -243,8 +252,11 @@ def draw_curves(runs: Runs, file: Path) -> None:
     curves = [read_curves(run.folder) for run in runs]
     names = sorted(set(itertools.chain(*curves)))
     if not names or file.suffix not in (".png", ".pdf", ".svg"):
-        problem = f"--plot {file} needs runs with curves in TensorBoard's files"
-        raise UserError(problem, "and a file .png, .pdf or .svg", 2)
+        raise UserError(
+            f"--plot {file} needs runs with curves in TensorBoard's files",
+            "and a file .png, .pdf or .svg",
+            2,
+        )
     num_columns = math.isqrt(len(names))
     num_rows = math.ceil(len(names) / num_columns)
     height = 3 * num_rows + 0.2 * len(runs)  # with the legend
@@ -254,11 +266,18 @@ def draw_curves(runs: Runs, file: Path) -> None:
         axes = figure.add_subplot(num_rows, num_columns, number)
         axes.set(xlabel="step", ylabel=name)
         for index, run_curves in enumerate(curves):
-            points = run_curves.get(name, ([], []))
-            axes.plot(*points, ".-", color=colors(index))
-    labels = [relative_to_cwd(run.folder) for run in runs]
-    figure.legend(axes.lines, labels, loc="outside upper left")
-    figure.savefig(file)
+            points = run_curves.get(name, [])
+            steps = [point.step for point in points]
+            values = [point.value for point in points]
+            axes.plot(steps, values, ".-", color=colors(index))
+    figure.legend(
+        axes.lines,
+        [relative_to_cwd(run.folder) for run in runs],
+        loc="outside upper left",
+    )
+    image = io.BytesIO()
+    figure.savefig(image, format=file.suffix[1:])
+    write_whole(file, image.getbuffer())
     print(f"Curves: {relative_to_cwd(file)}")
 
 
@@ -311,8 +330,9 @@ def main(args: Args = None) -> None:
         rows = as_rows(runs)
         if options.sort not in (None, *rows[0]):
             columns = ", ".join(rows[0])
-            problem = f"--sort {options.sort}: the columns are {columns}"
-            raise UserError(problem, status=2)
+            raise UserError(
+                f"--sort {options.sort}: the columns are {columns}", status=2
+            )
         if options.plot:
             draw_curves(runs, options.plot)
         if options.csv:

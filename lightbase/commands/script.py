@@ -27,6 +27,7 @@ from lightbase.core.signals import SIGNALS, Stopped
 DISK_ERRORS = (
     errno.ENOSPC,  # full
     errno.EDQUOT,  # over quota
+    errno.EFBIG,  # a file over its limit, see ulimit -f
     errno.EROFS,  # read-only
     errno.EACCES,
     errno.EPERM,

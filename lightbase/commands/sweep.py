@@ -94,8 +94,11 @@ def begin(options: Any, flags: Flags) -> Sweep:
     grid = make_grid(searches)[: options.trials]
     for flag in searches:
         if flag in NOT_SEARCHED or (flag in REPEATS and not grid):
-            problem = f"--search: {flag} cannot be searched"
-            raise UserError(problem, "folds and seeds can, in a grid of lists", 2)
+            raise UserError(
+                f"--search: {flag} cannot be searched",
+                "folds and seeds can, in a grid of lists",
+                2,
+            )
     num_trials = len(grid) or options.trials
     if num_trials is None:
         raise UserError("--trials N: how many? a range has no end", status=2)
@@ -103,8 +106,9 @@ def begin(options: Any, flags: Flags) -> Sweep:
     monitor = choose_monitor(spec.config, model, data)
     metric, mode = monitor or (None, "min")
     if monitor is None and not grid:
-        problem = "a search compares trials by a validation, and there is none"
-        raise UserError(problem, status=2)
+        raise UserError(
+            "a search compares trials by a validation, and there is none", status=2
+        )
     spec.config.name = options.name or f"{spec.config.name}_sweep"
     folder = root_folder(spec.config) / spec.config.name
     if isinstance(data, BaseDataModule):
@@ -112,8 +116,17 @@ def begin(options: Any, flags: Flags) -> Sweep:
     settings = flatten(as_values(spec)) | {"search": options.search}
     del settings["trainer.default_root_dir"]  # it may be typed in several ways
     study, lock = open_study(folder, settings, mode)
-    seed = spec.config.seed_everything
-    return Sweep(study, lock, folder, flags, searches, grid, num_trials, metric, seed)
+    return Sweep(
+        study,
+        lock,
+        folder,
+        flags,
+        searches,
+        grid,
+        num_trials,
+        metric,
+        spec.config.seed_everything,
+    )
 
 
 def parse_ends(searches: Values, flags: Flags) -> Any:
@@ -152,6 +165,8 @@ def show_results(sweep: Sweep) -> None:
     Raise UserError if no trial has finished.
     """
     print_table([as_row(sweep, trial) for trial in sweep.study.trials])
+    if sweep.study.get_trials(states=[TrialState.FAIL]):
+        say("Failed trials are not trained again; after a mended mistake give a --name")
     if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
     if any(flag in sweep.searches for flag in REPEATS):
@@ -178,7 +193,7 @@ def print_means(sweep: Sweep) -> None:
     for (values, metric), numbers in groups.items():
         if len(numbers) > 1:
             array = np.array(numbers, float)  # NaN for None
-            row = {"metric": metric, "n": len(array), "mean": array.mean()}
-            rows.append(dict(values) | row | {"spread": array.std(ddof=1)})
+            row = dict(values) | {"metric": metric, "n": len(array)}
+            rows.append(row | {"mean": array.mean(), "spread": array.std(ddof=1)})
     if rows:
         print_table(rows)

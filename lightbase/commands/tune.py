@@ -5,7 +5,6 @@ Lightning restores. Nothing is changed in the config: the user adds the suggeste
 to the next command.
 """
 
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -25,7 +24,7 @@ from lightbase.core.folder import make_version, root_folder
 from lightbase.core.module import BaseModule
 from lightbase.core.names import flatten
 from lightbase.core.spec import as_values
-from lightbase.extras.dry_run import dry_run
+from lightbase.extras.dry_run import DryRun
 
 RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""
@@ -52,7 +51,7 @@ def main(args: arguments.Args = None) -> list[str]:
         spec.trainer["callbacks"] = None  # they would stop the training, or save
         if isinstance(model, BaseModule):
             model.scheduler = None  # the finder has its own
-        dry_run(model, data, spec.config)
+        DryRun().before_run(spec, model, data)
         folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
         finders = make_finders(options, data)
         trainer = make_trainer(
@@ -71,15 +70,26 @@ def main(args: arguments.Args = None) -> list[str]:
             check_val_every_n_epoch=1_000_000,
         )
         try:
-            trainer.fit(model, data)
+            with DryRun().around_run(spec, model, None):
+                trainer.fit(model, data)
         except MisconfigurationException as error:
             raise UserError(first_line(error), "see --find") from error
         suggested = []
         if "batch_size" in finders:
-            size = finders["batch_size"].optimal_batch_size
-            suggested += ["--data.batch_size", str(size)]
+            suggested += [
+                "--data.batch_size",
+                str(finders["batch_size"].optimal_batch_size),
+            ]
         if "lr" in finders:
-            lr = suggested_lr(finders["lr"].optimal_lr, folder / "lr.png")
+            search = finders["lr"].optimal_lr
+            lr = search.suggestion()
+            file = folder / "lr.png"
+            search.plot(suggest=True).savefig(file)
+            if lr is None:
+                raise UserError(
+                    f"no learning rate to suggest: see {relative_to_cwd(file)}",
+                    "give another --min_lr or --max_lr, or more --num_steps",
+                )
             suggested += [f"--{names[0]}", f"{lr:.2g}"]
         print(f"Folder: {relative_to_cwd(folder)}")
         print(f"Suggested flags: {' '.join(suggested)}")
@@ -87,7 +97,8 @@ def main(args: arguments.Args = None) -> list[str]:
 
 
 def make_finders(options: Any, data: Any) -> dict[str, Any]:
-    """Return the finders of --find, in the order in which they search.
+    """Return the finders of --find, in the order in which they search. The data is
+    loaded.
 
     The batch size begins with 2 samples, and is doubled until the memory is full. It
     stays at most --max_batch_size and the number of training samples.
@@ -98,8 +109,6 @@ def make_finders(options: Any, data: Any) -> dict[str, Any]:
     """
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
-        data.prepare_data()
-        data.setup("fit")
         limit = min(limit, len(data.splits["train"]))
     doublings = limit.bit_length() - 1
     finders = {
@@ -111,19 +120,3 @@ def make_finders(options: Any, data: Any) -> dict[str, Any]:
         ),
     }
     return {name: finders[name] for name in finders if name in options.find}
-
-
-def suggested_lr(search: Any, file: Path) -> float:
-    """Return the learning rate that Lightning suggests, and draw the losses.
-
-    search: The search of Lightning's finder.
-    file: The picture.
-    Raise UserError if too few losses are finite.
-    """
-    lr: float | None = search.suggestion()
-    search.plot(suggest=True).savefig(file)
-    if lr is None:
-        problem = f"no learning rate to suggest: see {relative_to_cwd(file)}"
-        way_out = "give another --min_lr or --max_lr, or more --num_steps"
-        raise UserError(problem, way_out)
-    return lr

@@ -65,10 +65,9 @@ def as_tensors(values: Any) -> Any:
     dicts becomes a tuple."""
     if isinstance(values, dict):
         return {key: as_tensors(value) for key, value in values.items()}
-    is_nested = isinstance(values, tuple)
-    if isinstance(values, list):
-        is_nested = any(isinstance(part, NESTED) for part in values)
-    if is_nested:
+    if isinstance(values, list) and any(isinstance(part, NESTED) for part in values):
+        values = tuple(values)
+    if isinstance(values, tuple):
         return with_parts(values, *map(as_tensors, values))
     return torch.as_tensor(values)
 
@@ -103,12 +102,12 @@ def convert_types(batch: Any) -> Any:
     float32, and integers and bools become int64."""
     batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
     targets = targets_of(batch)
-    if not isinstance(targets, Tensor):
-        return batch
-    dtype = torch.int64
-    if targets.is_floating_point():
-        dtype = torch.float32
-    return with_parts(batch, batch[0], targets.to(dtype))
+    if isinstance(targets, Tensor):
+        dtype = torch.int64
+        if targets.is_floating_point():
+            dtype = torch.float32
+        batch = with_parts(batch, batch[0], targets.to(dtype))
+    return batch
 
 
 def rows_of(values: Any, index: Tensor | None) -> Any:
@@ -187,7 +186,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass. Lightning calls this before each epoch."""
         if epoch != self.epoch:
-            # the value was for the earlier epoch, which had no batch left
+            # `first_batch` is for the earlier epoch. Lightning does not continue that
+            # epoch, for example because `limit_train_batches` had ended it.
             self.first_batch = 0
         self.epoch = epoch
 
@@ -200,19 +200,17 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         after it begins at batch 0 again."""
         first_batch = self.first_batch
         self.first_batch = 0
-        epoch = 0
-        order = torch.arange(self.num_on_rank) * self.num_ranks + self.rank
+        epoch = 0  # without shuffle, all epochs have the same seeds
+        order = torch.arange(self.num_samples)
         if self.shuffle:
             epoch = self.epoch
             seed = (self.seed * 1_000_003 + epoch) % 2**63
             order = seeded_order(self.num_samples, seed)
-            order = order[self.rank :: self.num_ranks][: self.num_on_rank]
-            if self.num_ranks > 1:  # a view would keep the whole permutation
-                order = order.clone()
+        # a view would keep the order of all ranks in memory
+        order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
+        num_at_once = self.batches_at_once * self.batch_size
         for i in range(first_batch, len(self), self.batches_at_once):
-            start = i * self.batch_size
-            end = start + self.batches_at_once * self.batch_size
-            indices = Indices(order[start:end].tolist())
+            indices = Indices(order[i * self.batch_size :][:num_at_once].tolist())
             sequence = np.random.SeedSequence((self.seed, epoch, self.rank, i))
             indices.seed = int(sequence.generate_state(1, "uint64")[0]) % 2**63
             yield indices
@@ -220,8 +218,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
 
 @dataclass(eq=False)
 class TensorBatches(Dataset[Batch]):
-    """Samples that are in memory, as tensors. A batch is made by one copy of its rows,
-    and `convert_types`: arrays that stay in their files keep their types there.
+    """Samples as tensors, in memory or memory-mapped from files. A batch is a copy of
+    their rows. `convert_types` converts the copy, so files need not be converted.
 
     Args:
         all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
@@ -243,11 +241,6 @@ class TensorBatches(Dataset[Batch]):
     def values(self) -> Batch:
         """All samples as one batch. With an index this is a copy."""
         return convert_types(rows_of(self.all_values, self.index))
-
-    @property
-    def inputs(self) -> Any:
-        """The inputs of all samples, see `inputs_of`."""
-        return inputs_of(self.values)
 
     @property
     def targets(self) -> Any:
@@ -286,8 +279,8 @@ class TensorBatches(Dataset[Batch]):
         fixed cost, so several small batches are read together: at most
         MAX_BATCHES_AT_ONCE, and not more than MAX_BYTES_AT_ONCE, which fit into the
         cache of the CPU. docs/performance.md has the measurements."""
-        batch_bytes = max(1, batch_size * self.sample_bytes)
-        return max(1, min(MAX_BATCHES_AT_ONCE, int(MAX_BYTES_AT_ONCE / batch_bytes)))
+        num_fitting = int(MAX_BYTES_AT_ONCE / (batch_size * self.sample_bytes))
+        return max(1, min(MAX_BATCHES_AT_ONCE, num_fitting))
 
     def to(self, device: torch.device) -> "TensorBatches":
         """Return a copy of the samples on this device."""
@@ -332,8 +325,8 @@ class DatasetSamples(Dataset[Any]):
                 samples = [self.dataset[index] for index in indices]
             else:
                 # a Subset reads all at once if the Dataset has __getitems__
-                positions = list(range(len(indices)))
-                samples = Subset(self.dataset, indices).__getitems__(positions)
+                everything = Subset(self.dataset, range(len(self.dataset)))
+                samples = everything.__getitems__(indices)
             if self.collate is None:
                 return samples
             return convert_types(self.collate(samples))
@@ -379,7 +372,7 @@ class ResumableLoader(DataLoader[Any]):
         options: Other arguments of DataLoader, such as num_workers.
     """
 
-    dataset: TensorBatches | DatasetSamples
+    dataset: Samples
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in this epoch, also before a resume
 
@@ -402,19 +395,15 @@ class ResumableLoader(DataLoader[Any]):
         """Yield the batches of an epoch, or the rest of it after a resume."""
         self.num_batches = self.batch_sampler.first_batch
         for fetched in super().__iter__():
-            for batch in self._split(fetched):
+            if self.batch_sampler.batches_at_once == 1:
                 self.num_batches += 1
-                yield batch
-
-    def _split(self, fetched: Any) -> Iterator[Batch]:
-        """Divide the samples that one call of __getitems__ has read, and yield the
-        batches."""
-        if self.batch_sampler.batches_at_once == 1:
-            yield fetched
-            return
-        size = self.batch_sampler.batch_size
-        for i in range(0, len(tensors_in(fetched)[0]), size):
-            yield map_tensors(itemgetter(slice(i, i + size)), fetched)
+                yield fetched
+                continue
+            # one call of __getitems__ has read several batches
+            size = self.batch_sampler.batch_size
+            for i in range(0, len(tensors_in(fetched)[0]), size):
+                self.num_batches += 1
+                yield map_tensors(itemgetter(slice(i, i + size)), fetched)
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and the number of its batches that have been yielded."""
@@ -425,8 +414,8 @@ class ResumableLoader(DataLoader[Any]):
         epoch, first_batch = state["epoch"], state["num_batches"]
         if first_batch == len(self):  # the epoch is over
             epoch, first_batch = epoch + 1, 0
-        # The data module may have set a later epoch: with `limit_train_batches` an
-        # epoch is over before the loader has yielded all batches.
+        # The data module may have set a later epoch already. Then the saved epoch is
+        # over, although batches are left: `limit_train_batches` has ended it.
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch

@@ -8,6 +8,7 @@ when the folder, the callbacks and the loggers of the run exist.
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import jsonargparse
 from jsonargparse import Namespace
@@ -49,10 +50,8 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     config = spec.config
-    settle_trainer(spec)
-    # Lightning would take 0 for null
-    validate(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
-    seed_everything(config.seed_everything, workers=True, verbose=False)
+    # the seed may not be null: for null, seed_everything would take the seed 0
+    begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
     if not spec.is_saved:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
@@ -65,14 +64,23 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     return model, data
 
 
-def settle_trainer(spec: RunSpec) -> None:
-    """Fill in the Trainer's flags that the user left open, in place: those of the
-    devices, and with `barebones` those that Lightning refuses beside it."""
+def begin(spec: RunSpec, needed: Namespace) -> None:
+    """Prepare for building the first objects.
+
+    Fill in the Trainer's flags that the user left open, in place: those of the devices,
+    and with `barebones` those that Lightning refuses beside it. Seed the random
+    generators.
+
+    needed: The settings that are checked, with the seed among them.
+    Raises UserError if one of them does not fit its type.
+    """
     trainer = spec.config.trainer
     settle_devices(trainer)
     if trainer.barebones:
         trainer.update(Namespace(BAREBONES))
         say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
+    validate(spec, needed)
+    seed_everything(spec.config.seed_everything, workers=True, verbose=False)
 
 
 def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
@@ -96,7 +104,8 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         keys, and the objects as their values.
     Raises UserError if the settings are wrong: an argument is missing or has a wrong
     type, a package or file is missing, or the class itself raises a ValueError or
-    similar. Any other error is a bug in the user's code, and is raised as it is.
+    similar. A failed download raises URLError, as it is. Any other error is a bug in
+    the user's code, and is raised as it is, too.
     """
     failures: list[Exception] = []
 
@@ -112,16 +121,18 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
     try:
         return spec.parser.instantiate(config, instantiators=instantiators)
     except ValueError as error:
-        # without a failure of a class, that of a function may be the cause
+        # if no class has failed, a function may have: then its error is the cause
         failure: Any = error.__cause__ or error
         if failures:
             failure = failures[0]
         file, line = raised_at(failure)
-        if file.parent == Path(jsonargparse.__file__).parent:
+        if file.parent == Path(jsonargparse.__file__).parent:  # a wrong setting
             reason = explain(str(error), spec.parser, config)
             raise UserError(reason, status=2) from error
+        if isinstance(failure, URLError):  # a script prints that a download failed
+            raise failure from None
         reason = first_line(failure)
-        if isinstance(failure, ImportError | OSError):  # a package, a file, a server
+        if isinstance(failure, ImportError | OSError):  # a package or a file
             raise UserError(
                 f"what the config names is not there: {reason}"
             ) from failure
@@ -177,13 +188,14 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
         if name in values and f"{key}.{name}" not in spec.given:
             values[name] = fact
     # these functions take the facts in **kwargs, where jsonargparse does not see them
-    path = node["class_path"]
+    path = str(node["class_path"])  # `validate` refuses what is no text
     if path.startswith("timm.") or path.endswith(".get_model"):
-        names = {"num_classes"}
-        if path.startswith("timm."):
-            names.add("in_chans")
-        names = (names & facts.keys()) - values.keys()
-        taken = {name: facts[name] for name in sorted(names)}
+        taken = {}
+        for name in ("in_chans", "num_classes"):
+            # in_chans is a name of timm
+            is_taken = name == "num_classes" or path.startswith("timm.")
+            if is_taken and name in facts and name not in values:
+                taken[name] = facts[name]
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:
         values.setdefault("num_classes", facts["num_classes"])
@@ -218,7 +230,7 @@ def make_trainer(
             status=2,
         )
     callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
-    if isinstance(model, BaseModule):  # no hook that a user overrides stops the curves
+    if isinstance(model, BaseModule):  # the user may override configure_callbacks
         callbacks.insert(len(first), model.curves_callback)
     if trainer_options["enable_progress_bar"] is None:
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)

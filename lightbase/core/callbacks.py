@@ -83,18 +83,19 @@ def make_callbacks(
         RandomState(),
         StopOnSignal(),
         StopWithoutLoss(),
+        RunFolder(run.folder if run else None),
+        *extras,
+        RunRecorder(values, text, run),
     ]
-    callbacks.append(RunFolder(run.folder if run else None))
-    callbacks += extras
-    callbacks.append(RunRecorder(values, text, run))
     if monitor and config.patience is not None:
-        patience = Patience(
-            monitor.name,
-            patience=int(config.patience),
-            mode=monitor.mode,
-            check_on_train_epoch_end=False,
+        callbacks.append(
+            Patience(
+                monitor.name,
+                patience=config.patience,
+                mode=monitor.mode,
+                check_on_train_epoch_end=False,
+            )
         )
-        callbacks.append(patience)
     if config.trainer.enable_checkpointing is not False:
         callbacks += make_checkpoints(config, folder, monitor)
     return callbacks
@@ -120,7 +121,7 @@ def make_checkpoints(
     best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
     callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
-        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}", keep_all=True))
+        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
     # after best.ckpt, so that it holds the best value so far
     return [*callbacks, RunCheckpoint(folder, "last")]
 
@@ -165,7 +166,8 @@ class StopWithoutLoss(Callback):
 
     has_loss = True
 
-    # not called where a run resumes within an epoch, whose batches before are unknown
+    # Lightning does not call this if a run resumes within an epoch. Then `has_loss`
+    # stays true, because the earlier batches of the epoch may have had a loss.
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
@@ -241,6 +243,7 @@ class StopOnSignal(Callback):
             # the threads of two GPUs do it at once in the first backward.
             torch.set_num_threads(torch.get_num_threads())
         if stage == "fit":
+            # if it is stuck, only the first process ends itself, see StopSignals
             SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
 
     def on_sanity_check_start(
@@ -302,7 +305,7 @@ def leave(trainer: Trainer) -> None:
     """End the process group of torch.distributed, and wait for the processes that this
     one has started. Raises UserError if one of them has failed."""
     if dist.is_initialized():
-        # the first one holds the store that the others still use
+        # the first process holds torch's store, which the others use until here
         trainer.strategy.barrier()
         dist.destroy_process_group()
     # processes of ddp_spawn have ended already

@@ -36,8 +36,8 @@ copying takes longer than waiting."""
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file in the same folder and renames it. So a
-    file with the final name is always complete. Lightning may copy the file instead,
-    and a crash would leave a part of it.
+    file with the final name is always complete. Lightning's class may copy the file to
+    its final name. A crash during the copy would leave an incomplete file.
 
     checks: Functions that get what best.ckpt would hold, before it is written.
     """
@@ -94,6 +94,7 @@ def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
     shares_memory = len(pointers) < len(tensors)
     if num_bytes == 0 or num_bytes > MAX_PINNED or shares_memory:
         return checkpoint
+    # The second argument of deepcopy is {id of an object: its copy}.
     return checkpoint | copy.deepcopy(parts, to_host(tensors))
 
 
@@ -146,8 +147,8 @@ def check_records(path: Path) -> None:
     """Raise BadZipFile for a record with a wrong checksum (CRC-32), which torch.load
     does not check, and for a file of torch before 1.6, which has no records."""
     with zipfile.ZipFile(path) as archive:
-        # torch.save sets neither. torch.load reads wrong numbers from a record marked
-        # as a folder.
+        # torch.save writes records without compression and without attributes.
+        # torch.load reads wrong numbers from a record that is marked as a folder.
         damaged = [
             record.filename
             for record in archive.infolist()
@@ -160,14 +161,13 @@ def check_records(path: Path) -> None:
 
 class RunCheckpoint(ModelCheckpoint):
     """Writes FILENAME.ckpt when an epoch ends: for the best epoch by `monitor`, or for
-    the newest epoch without a monitor.
+    the newest epoch without a monitor. Files of earlier epochs with other names stay.
 
     folder: The folder of the checkpoints, ROOT/NAME/version_N/checkpoints.
     filename: The name without .ckpt. It may have a field such as {epoch:03d}.
     monitor: The name of a logged metric, such as "val/acc". Of two epochs with equal
         values, the one with the lower val/loss is the best.
     mode: "min" if lower values of the metric are better, otherwise "max".
-    keep_all: Keep the files of earlier epochs, too.
     every_n_epochs: None writes after every validation.
     best_epoch, best_loss: The number of the best epoch, from 1, and its val/loss.
         They are 0 and infinite before the first one.
@@ -179,7 +179,6 @@ class RunCheckpoint(ModelCheckpoint):
         filename: str,
         monitor: str | None = None,
         mode: str = "min",
-        keep_all: bool = False,
         every_n_epochs: int | None = 1,
     ) -> None:
         super().__init__(
@@ -187,14 +186,15 @@ class RunCheckpoint(ModelCheckpoint):
             filename=filename,
             monitor=monitor,
             mode=mode,
-            save_top_k=-1 if keep_all else 1,
+            # -1 removes no file. With a monitor it would write each epoch.
+            save_top_k=1 if monitor else -1,
             every_n_epochs=every_n_epochs,
             # at the very end, so that a resumed run starts with the next epoch
             save_on_train_epoch_end=every_n_epochs is not None,
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
-        self.step_at_epoch_end = 0
+        self.step_at_epoch_end = 0  # global_step when the newest epoch was saved
         self.has_told = False  # that the metric was NaN
         self.best_epoch = 0
         self.best_loss = math.inf
@@ -224,8 +224,8 @@ class RunCheckpoint(ModelCheckpoint):
             self.step_at_epoch_end = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if it is the turn. Print a line the first time that the
-        metric is NaN."""
+        """Write the checkpoint if `every_n_epochs` is None. Print a line the first time
+        that the metric is NaN."""
         super().on_validation_end(trainer, pl_module)
         value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
         if value.isnan() and not self.has_told and not trainer.sanity_checking:
@@ -264,8 +264,7 @@ class RunCheckpoint(ModelCheckpoint):
         """
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
-        # Lightning cannot go on from the middle of a validation; and when an epoch has
-        # ended, the checkpoint is there already
+        # `training` is false in a validation
         if trainer.training and self.step_at_epoch_end != trainer.global_step:
             trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
 

@@ -60,8 +60,9 @@ WARNINGS = (
 )
 
 
-Checkpoint = dict[str, Any]  # its content, or a part of it
+Checkpoint = dict[str, Any]  # the content of a checkpoint, or a part of it
 Counts = dict[str, int]
+# jsonargparse's function, before `resolve_class_names` replaces it
 FIND_CLASS = _typehints.resolve_class_path_by_name
 
 

@@ -15,6 +15,8 @@ from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
 EXAMPLE = "configs/mnist_mlp.yaml is an example"
+TAG_ERRORS = (LookupError, AttributeError)
+"""What PyYAML raises for the tags in "!!bool x" and "!!timestamp x"."""
 MAX_VALUES = 100_000
 """Far above the number of values in any config that a person writes."""
 CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
@@ -23,18 +25,19 @@ IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 
-REMOVED = ("steps_per_execution",)
-"""Settings of an earlier version that changed no result. They are left out."""
+REMOVED = "steps_per_execution"
+"""A setting of an earlier version that changed no result. It is left out."""
 
 
 def read_no_base_60(loader: Any) -> None:
-    """Let a loader of PyYAML read 12:30:45 as text. In YAML 1.1 it is the number 45045
-    in base 60."""
+    """Let a loader of PyYAML read 12:30:45 as text, and dates, too. In YAML 1.1 the
+    first is the number 45045 in base 60."""
     text = ("tag:yaml.org,2002:str", re.compile(r"[-+]?\d[\d_]*(:[\d_.]+)+$"))
     resolvers = loader.yaml_implicit_resolvers
     loader.yaml_implicit_resolvers = {
         first: [text, *pairs] for first, pairs in resolvers.items()
     }
+    loader.add_constructor("tag:yaml.org,2002:timestamp", loader.construct_yaml_str)
 
 
 class ConfigLoader(yaml.SafeLoader):
@@ -60,7 +63,7 @@ read_no_base_60(ConfigLoader)
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a config file, with today's import paths and without the
-    settings in `REMOVED`.
+    setting `REMOVED`.
 
     Types of values are not checked here, and keys need not exist: the parser does this.
     Raises UserError for a file that is missing, unreadable, empty or no mapping.
@@ -70,7 +73,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (*TAG_ERRORS, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         problem = f"config {path}: not valid YAML: {reason}"
         raise UserError(problem, EXAMPLE, 2) from error
@@ -78,9 +81,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
         raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
-    for key in REMOVED:
-        if content.pop(key, None) not in (None, 1):
-            say(f"config {path}: {key} has no effect any more; it changed no result")
+    if content.pop(REMOVED, None) not in (None, 1):
+        say(f"config {path}: {REMOVED} has no effect any more; it changed no result")
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 

@@ -118,7 +118,7 @@ class Curves(Callback):
     point after each evaluation. At the end of an epoch, callbacks and the terminal get
     means over the whole epoch.
 
-    This callback must be the first one: the others read what it logs.
+    Lightning must call this callback before all callbacks that read what it logs.
 
     means: The accumulators of the samples since the last point, by stage, and of the
         training "epoch". `BaseModule.track` adds to them. The dict is empty until a
@@ -169,8 +169,10 @@ class Curves(Callback):
         self.resumed = {}
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Remember the rates for the optimizers that take no step in this batch."""
-        self.rates = {}  # a callback may add groups, which then have other names
+        """Remember the learning rates of all optimizers: some may take no step in this
+        batch."""
+        # forget the names: they change if a callback adds a parameter group
+        self.rates = {}
         for optimizer in trainer.optimizers:
             self.on_before_optimizer_step(trainer, None, optimizer)
 
@@ -192,8 +194,8 @@ class Curves(Callback):
         if not point:  # no process calls `track` in training
             return
         rates = {name: torch.as_tensor(rate) for name, rate in self.rates.items()}
-        # Lightning reads the values of the progress bar after every batch, and would
-        # wait for the GPU.
+        # Lightning reads these values after every batch, for the progress bar. Each
+        # time it would wait for the GPU, so they are copied to the CPU once.
         log_point(pl_module, rates | to_host(point))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -271,9 +273,8 @@ def log_point(
     options: Arguments of LightningModule.log.
     """
     for name, value in values.items():
-        in_bar = name != "val/loss" and not name.startswith("lr")
-        in_bar = in_bar and not is_of_class(name)
-        LightningModule.log(module, name, value, prog_bar=in_bar, **options)
+        is_hidden = name == "val/loss" or name.startswith("lr") or is_of_class(name)
+        LightningModule.log(module, name, value, prog_bar=not is_hidden, **options)
 
 
 def is_log_step(trainer: Any) -> bool:

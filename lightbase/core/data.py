@@ -51,9 +51,6 @@ from lightbase.core.splits import (
     split_validation,
 )
 
-TEST_SEED = 0
-"""The seed that chooses a fifth as the test set, if the data has none. No flag changes
-it, so that all runs have the same test set."""
 SPLIT_ARGUMENTS = ("val_fraction", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
 
@@ -109,6 +106,13 @@ class BaseDataModule(LightningDataModule):
     input_spec: Tensor | None = None
     """An empty tensor (0, ...) with the shape and dtype of the inputs that `load`
     returns. None before `setup`, and if the inputs are not one tensor."""
+    test_seed = 0
+    """The seed that chooses a fifth as the test set, if the data has none. No flag
+    changes it, so that all runs have the same test set."""
+    trained_fold: Fold | None = None
+    """The fold of the checkpoint."""
+    shuffle_seed: int | None = None
+    """The seed of the order of the training samples."""
     trainer: Any  # set by Lightning before it asks for loaders
 
     def __init__(
@@ -136,13 +140,10 @@ class BaseDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.fold = fold_of_flags(fold, num_folds, split_seed)
-        self.trained_fold: Fold | None = None  # the fold of the checkpoint
-        self.test_seed = TEST_SEED
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size or batch_size
-        self.shuffle_seed: int | None = None
         self.splits: dict[str, Samples] = {}
-        # copies on the GPU, by the samples in CPU memory
+        # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
     @property
@@ -275,7 +276,15 @@ class BaseDataModule(LightningDataModule):
         if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
             if isinstance(samples, TensorBatches):
                 targets = samples.targets
-            check_classes(targets, name, len(self.classes))
+            # of all samples in memory, or of the first sample of a Dataset
+            first, last = targets.aminmax()
+            num_classes = len(self.classes)
+            if targets.is_floating_point() or first < 0 or last >= num_classes:
+                raise UserError(
+                    f"{name} has {targets.dtype} targets from {first} to {last}, not "
+                    f"int64 from 0 to {num_classes - 1}",
+                    "leave `classes` empty if the targets are not classes",
+                )
         return samples
 
     def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
@@ -307,8 +316,9 @@ class BaseDataModule(LightningDataModule):
         except with `overfit_batches`. Raise UserError if the samples do not fill one
         batch in each process."""
         trainer = self.trainer or ALONE
-        overfit = trainer.overfit_batches > 0  # the same batches again and again
-        drop_last = self.drop_last and not overfit
+        # with overfit_batches the same batches come again and again
+        shuffle = not trainer.overfit_batches
+        drop_last = self.drop_last and shuffle
         num = len(self.splits["train"])
         num_ranks = trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
@@ -319,12 +329,12 @@ class BaseDataModule(LightningDataModule):
         loader = self._loader(
             "train",
             self.batch_size,
-            shuffle=not overfit,
+            shuffle=shuffle,
             even=True,
             drop_last=drop_last,
             seed=self.shuffle_seed or 0,  # None without a Trainer
         )
-        if self.trainer:  # workers read ahead before Lightning sets the epoch
+        if self.trainer:  # Lightning sets the epoch after workers have begun to read
             loader.batch_sampler.set_epoch(epochs_done(self.trainer))
         return loader
 
@@ -367,10 +377,11 @@ class BaseDataModule(LightningDataModule):
             **order,
         )
         pins = self.pin_memory
+        device = trainer.strategy.root_device
         if pins is None:
-            pins = trainer.strategy.root_device.type == "cuda"
+            pins = device.type == "cuda"
         if isinstance(samples, TensorBatches):
-            samples = self._resident(samples)
+            samples = self._resident(samples, device)
             if samples.device.type != "cpu":  # torch pins CPU memory only
                 pins = False
             if not self.num_workers:
@@ -384,11 +395,10 @@ class BaseDataModule(LightningDataModule):
             persistent_workers=self.persistent_workers and self.num_workers > 0,
         )
 
-    def _resident(self, samples: TensorBatches) -> TensorBatches:
+    def _resident(self, samples: TensorBatches, device: torch.device) -> TensorBatches:
         """Return a copy of the samples on the GPU, or the samples themselves if they
         are not to be kept there: see the argument `resident`. If two splits are the
         same object, such as val and test, they share one copy."""
-        device = (self.trainer or ALONE).strategy.root_device
         if device.type != "cuda" or self.num_workers or self.resident is False:
             return samples
         if samples not in self.on_gpu:
@@ -408,8 +418,8 @@ class BaseDataModule(LightningDataModule):
         return self.trainer.precision_plugin.convert_input(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for a worker process. It calls `collate`, and needs
-        neither the trainer nor the samples in this object."""
+        """Return the attributes for a worker process. A worker only calls `collate` of
+        this object, so it needs neither the Trainer nor the samples."""
         return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
 
     def state_dict(self) -> dict[str, Any]:
@@ -518,21 +528,3 @@ def as_samples(
         "load returns arrays, or a Dataset with __len__ and __getitem__; "
         "else write a LightningDataModule",
     )
-
-
-def check_classes(targets: Tensor, name: str, num_classes: int) -> None:
-    """Raise UserError for targets that are not class numbers, from 0 to
-    num_classes - 1.
-
-    Args:
-        targets: All targets (N,), or the target of the first sample (1,) if the samples
-            are not in memory.
-        name: The text with which the message begins.
-    """
-    first, last = targets.min().item(), targets.max().item()
-    if targets.is_floating_point() or first < 0 or last >= num_classes:
-        raise UserError(
-            f"{name} has {targets.dtype} targets from {first} to {last}, not int64 "
-            f"from 0 to {num_classes - 1}",
-            "leave `classes` empty if the targets are not classes",
-        )

@@ -55,7 +55,7 @@ def short_device_errors() -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         for pattern, way_out in WAYS_OUT.items():
             if lines := re.findall(f".*(?:{pattern}).*", str(error)):
-                # What follows are links, and advice on torch's allocator.
+                # "Tried to allocate" and "DefaultCPUAllocator" belong to the problem
                 problem = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
                 if pattern == GPU_FAILED:
                     atexit.register(end_at_once)

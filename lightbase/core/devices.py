@@ -7,7 +7,7 @@ are for commands that need a part of this.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,8 +51,9 @@ def num_processes_started() -> tuple[int, int]:
 def settle_devices(trainer: Any) -> None:
     """Fill in the Trainer's flags that the user left open.
 
-    They follow torchrun or SLURM. Otherwise a run has one device. If the user gave a
-    strategy or a number of machines, it has all devices, as in Lightning.
+    With torchrun or SLURM, they follow from the processes that it has started. Without
+    them, a run gets one device. But if the user gave a strategy or a number of
+    machines, it gets all devices, as in Lightning.
 
     trainer: The Trainer's flags. They are changed in place.
     """
@@ -68,9 +69,9 @@ def settle_devices(trainer: Any) -> None:
         trainer.devices = 1
 
 
-def parse_devices(devices: Any) -> Any:
-    """Return trainer.devices as a number, or as a list of the indices of GPUs. -1 means
-    all devices.
+def parse_devices(devices: Any) -> Sequence[int]:
+    """Return trainer.devices as the indices of the devices. They are empty if the flag
+    asks for all devices.
 
     devices: The flag: a number, a list, or text such as "auto", "2" (two devices) or
         "0,1" (these devices).
@@ -78,24 +79,17 @@ def parse_devices(devices: Any) -> Any:
     Raise UserError for other text.
     """
     if devices == "auto":
-        return -1
-    if not isinstance(devices, str):
+        return []
+    if isinstance(devices, list):
         return devices
     try:
-        if "," in devices:
+        if isinstance(devices, str) and "," in devices:
             return [int(part) for part in devices.strip(",").split(",")]
-        return int(devices)
+        return range(int(devices))  # empty for -1, which means all
     except ValueError as error:
         raise UserError(
             f"trainer.devices {devices!r}: give a number, auto or [0,1]", status=2
         ) from error
-
-
-def num_devices(devices: Any) -> int:
-    """Return how many devices a result of `parse_devices` asks for. -1 means all."""
-    if isinstance(devices, list):
-        return len(devices)
-    return int(devices)
 
 
 def check_processes(number: int, num_nodes: int) -> None:
@@ -104,7 +98,7 @@ def check_processes(number: int, num_nodes: int) -> None:
     wait for the machines, and would find another number of processes only after the
     first process has loaded the data.
 
-    number: How many devices of each machine the flags ask for; -1 means all.
+    number: How many devices of each machine the flags ask for; 0 means all.
     num_nodes: How many machines the flags ask for.
     """
     on_each, started_nodes = num_processes_started()
@@ -113,7 +107,7 @@ def check_processes(number: int, num_nodes: int) -> None:
             raise UserError(
                 f"trainer.num_nodes {num_nodes}: start it by torchrun or SLURM"
             )
-    elif number not in (-1, on_each) or num_nodes != started_nodes:
+    elif number not in (0, on_each) or num_nodes != started_nodes:
         raise UserError(
             f"torchrun or SLURM has started {on_each} processes on {started_nodes} "
             "machines: leave trainer.devices and trainer.num_nodes out"
@@ -131,7 +125,7 @@ def check_devices(trainer: Any) -> None:
     if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
         start_cuda(accelerator)
     devices = parse_devices(trainer.devices)
-    check_processes(num_devices(devices), trainer.num_nodes)
+    check_processes(len(devices), trainer.num_nodes)
     if rank() > 0:
         return
     total = num_gpus()
@@ -144,10 +138,9 @@ def check_devices(trainer: Any) -> None:
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
         )
     if not is_on_gpu:
-        check_cpus(num_devices(devices), trainer)
+        check_cpus(len(devices), trainer)
         return
-    indices = devices if isinstance(devices, list) else range(devices)
-    if max(indices, default=0) >= total:
+    if max(devices, default=0) >= total:
         # torch's version may end with +cpu
         raise UserError(
             f"trainer.accelerator {accelerator}, trainer.devices {trainer.devices}: "
@@ -187,9 +180,8 @@ def forks_processes(trainer: Any) -> bool:
 def check_one_device(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for several devices. Searches and
     predictions use one device."""
-    if num_devices(parse_devices(trainer.devices)) != 1 or (
-        trainer.strategy not in ("auto", "single_device")
-    ):
+    uses_one = len(parse_devices(trainer.devices)) == 1
+    if not uses_one or trainer.strategy not in ("auto", "single_device"):
         raise UserError(
             f"trainer.devices {trainer.devices}, strategy {trainer.strategy}: this "
             "command runs on one device",

@@ -32,7 +32,7 @@ def write_whole(
     if isinstance(content, str):
         content = content.encode()
     # always the same name, so that the next write replaces what a crash has left
-    staged = path.with_name(f".{path.name}.part")
+    staged = path.parent / f".{path.name}.part"
     try:
         refuse_links([path, *path.parents[:2]])
         staged.unlink(missing_ok=True)  # it may be a link

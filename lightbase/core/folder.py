@@ -31,11 +31,12 @@ class Run:
         self.root = root
         self.is_new = folder is None
         parent = root / name
+        # NAME may have several parts: each of their folders is checked
         refuse_links(path for path in (parent, *parent.parents) if root in path.parents)
         if folder:
             files = [*folder.glob("*"), *folder.glob("checkpoints/*")]
             refuse_links([folder, *files])
-            for file in files:  # a pipe would be waited for
+            for file in files:  # reading a pipe would wait for ever
                 if not file.is_file() and not file.is_dir():
                     raise UserError(f"{file} is no regular file: remove it", status=2)
         try:
@@ -117,8 +118,8 @@ def make_version(folder: Path) -> Path:
 
 
 def newest_version(folder: Path) -> Path:
-    """Return the newest folder version_N of an experiment. Without a run, the result
-    does not exist.
+    """Return the newest folder version_N of an experiment. If the experiment has no
+    run, the returned folder does not exist.
 
     folder: ROOT/NAME.
     """

@@ -45,21 +45,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     checkpoint = load_checked(path)
     config: Any = entries(checkpoint).get("config")
-    keys = {"state_dict", "package", "lightbase"}  # version 0.2 did not save the last
+    # version 0.2 did not save "lightbase"
+    keys = {"state_dict", "package", "lightbase"}
     if not is_config(config) or not keys <= checkpoint.keys():
         raise UserError(
             f"{path} is no checkpoint of a run: it lacks the weights, or the config "
             "that train.py saves from version 0.3 on"
         )
-    for key in REMOVED:
-        config.pop(key, None)
+    config.pop(REMOVED, None)
     checkpoint["config"] = renamed(config, str(checkpoint["package"]))
     return checkpoint
 
 
 def is_config(config: Any) -> bool:
     """Return whether a value has the form of the config that train.py saves: a dict
-    with trainer, model and data, and not with values without end."""
+    with trainer, model and data, and with a limited number of values (see
+    `checked`)."""
     try:
         parts = entries(checked(config))
     except ValueError:
@@ -95,7 +96,8 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
         )
         check_own(path, line.place("trainer.default_root_dir"), way_out)
     check_has_classes(config)
-    # the devices of the run may not be here; what changes the result stays
+    # This machine may have other devices than the run had. Of the Trainer's flags, only
+    # flags that change the result are kept.
     kept = {"precision", "limit_test_batches"}
     if config["trainer"].get("accelerator") == "cpu":
         kept.add("accelerator")
@@ -168,7 +170,7 @@ def leave_fold(spec: RunSpec) -> None:
     """Remove the fold from the settings if --data.num_folds is null. This is how a
     user tests a run of cross-validation on the data's test set."""
     data = arguments(spec.config.data)
-    if "num_folds" in data and data["num_folds"] is None:
+    if "data.num_folds" in spec.given and data["num_folds"] is None:
         data["fold"] = None
 
 

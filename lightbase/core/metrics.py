@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -34,12 +33,13 @@ class Accumulator:
     """Means over samples of the loss and other values, and metrics of outputs and
     targets.
 
-    `add` only puts a batch into lists. `flush` computes for all batches that wait, when
-    a result is wanted or when too many wait. A run with one process then takes them to
-    the CPU in one transfer, and computes there. On a GPU, the accuracies of the curve
-    and of the epoch would be some fifty kernels. The computation stays on the device if
-    there are several processes, if a metric has a network, or as soon as too many
-    batches have waited once.
+    `add` only puts a batch into lists. `flush` adds all waiting batches to the sums and
+    metrics, when a result is wanted or when too many batches wait.
+
+    By default `flush` copies the waiting batches to the CPU in one transfer, and
+    computes there: on a GPU, the accuracies of the curve and of the epoch would start
+    some fifty kernels. It computes on the GPU if there are several processes, or if a
+    metric has a network. It also does so after too many batches have waited once.
 
     metrics: Metrics that no other accumulator uses.
     prefix: The beginning of the names of the curves, such as "val/".
@@ -111,7 +111,7 @@ class Accumulator:
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
             # A compiled network may use the memory of its outputs again.
-            outputs = apply_to_collection(outputs, Tensor, torch.clone)
+            outputs = map_tensors(torch.clone, outputs)
             self.pairs.append((outputs, targets))
             self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
         if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:
@@ -125,7 +125,7 @@ class Accumulator:
             return
         values = torch.stack(self.values)
         pairs = self.pairs
-        # a wrapper may count its updates, as Running does
+        # a wrapper may count its updates, as Running does: one for each batch
         has_wrapper = any(isinstance(x, WrapperMetric) for x in self.metrics.values())
         if pairs and not has_wrapper:
             pairs = concatenated(pairs)
@@ -151,7 +151,8 @@ class Accumulator:
             sums = self.sums.to(sums) + sums
         self.sums = sums
         self.metrics.to(sums.device, non_blocking=sums.is_cuda)
-        self.has_metrics = self.has_metrics or bool(pairs)
+        if pairs:
+            self.has_metrics = True
         with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
             for outputs, targets in pairs:
                 for name, metric in self.metrics.items():
@@ -235,7 +236,7 @@ class Accumulator:
         for name, metric in self._measured():
             if not isinstance(metric, WrapperMetric):
                 states[name] = metric.metric_state
-        state = {"names": list(self.names), "sums": self.sums, "metrics": states}
+        state = {"names": self.names, "sums": self.sums, "metrics": states}
         return to_host(state)  # type: ignore[no-any-return]
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -244,15 +245,11 @@ class Accumulator:
         state: The result of `state`. The metrics may have changed since then: a new
             one starts from zero.
 
-        Raise ValueError if the sums do not fit their names, and KeyError if a metric
-        lacks a part of its state.
+        Raise KeyError if a metric lacks a part of its state.
         """
         if state["sums"] is None:
             return
-        names = tuple(state["names"])
-        if state["sums"].shape != (len(names) + 1,):
-            raise ValueError("the sums of the curves do not fit their names")
-        self.merge(names, state["sums"], [])
+        self.merge(tuple(state["names"]), state["sums"], [])
         saved = state["metrics"]
         for name, metric in self.metrics.items():
             if name not in saved:
@@ -325,11 +322,11 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a metric's value by name. The parts that become curves are
     tensors float32 (); all other parts are no curves.
 
-    A number is the curve NAME. A vector is NAME_0, NAME_1, ... The values of a dict are
-    NAME_KEY. A matrix, or a vector with more than 100 values that are not of classes,
-    is returned as it is. A vector with a value for each class is STAGE_METRIC/CLASS,
-    such as val_class_acc/cat: TensorBoard makes a group of all names with the same
-    first part.
+    A number is the curve NAME. The values of a dict are NAME_KEY. A vector with a value
+    for each class becomes the curves STAGE_METRIC/CLASS, such as val_class_acc/cat:
+    TensorBoard makes a group of all names with the same first part. Another vector
+    becomes the curves NAME_0, NAME_1, ... if it has at most 100 values, or fewer values
+    than there are classes. A longer vector, or a matrix, is returned as it is.
 
     name: STAGE/METRIC, such as val/class_acc.
     """

@@ -13,14 +13,13 @@ import torch
 from jsonargparse.typing import PositiveFloat
 from lightning import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from lightbase.core.batches import inputs_of
+from lightbase.core.batches import inputs_of, map_tensors
 from lightbase.core.compat import newest_batch
 from lightbase.core.curves import Curves, Stage
 from lightbase.core.devices import MIXED
@@ -138,13 +137,16 @@ class BaseModule(LightningModule):
         self.frozen_modules: list[nn.Module] = []
         self.has_weights = False
         self.is_compiled = False
-        self.curves_callback = Curves()  # in a run it stands before all other callbacks
-        if compile_net is not None:
-            check_backend(compile_net)
-        if compile_mode is not None and compile_net is None:
-            raise UserError(
-                f"compile_mode {compile_mode} needs --model.compile_net inductor",
-                status=2,
+        self.curves_callback = Curves()  # in a run, `make_trainer` places it
+        if compile_net is None:
+            if compile_mode is not None:
+                raise UserError(
+                    f"compile_mode {compile_mode} needs --model.compile_net inductor",
+                    status=2,
+                )
+        elif compile_net not in torch.compiler.list_backends(exclude_tags=()):
+            raise ValueError(
+                f"compile_net {compile_net!r} is no backend such as inductor"
             )
 
     @classmethod
@@ -227,7 +229,7 @@ class BaseModule(LightningModule):
         values: Other means over the batch, tensors or numbers, by name. A value `NAME`
             is the curve stage/NAME.
         """
-        outputs = apply_to_collection(outputs, Tensor, Tensor.detach)
+        outputs = map_tensors(Tensor.detach, outputs)
         self.tracked = outputs, targets
         curves = self.curves_callback
         if not curves.means:  # called without a Trainer
@@ -288,8 +290,7 @@ class BaseModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the callback Curves, unless the Trainer has it. Lightning calls this."""
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if self.curves_callback in callbacks:
+        if self.curves_callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             return []
         return [self.curves_callback]
 
@@ -322,10 +323,10 @@ class BaseModule(LightningModule):
             )
         config: dict[str, Any] = {"scheduler": scheduler, "interval": interval}
         if isinstance(scheduler, ReduceLROnPlateau):
-            names = ["loss"]
+            watched: Any = "loss"
             if scheduler.mode == "max":
-                names = [*map(str, collection(self.metrics)), "loss"]
-            config["monitor"] = f"val/{names[0]}"
+                watched = next(iter(collection(self.metrics)), watched)
+            config["monitor"] = f"val/{watched}"
             # the metric is new only after an epoch with a validation
             config["interval"] = "epoch"
             config["frequency"] = self.trainer.check_val_every_n_epoch or 1
@@ -351,12 +352,6 @@ class BaseModule(LightningModule):
         return build_optimizer(
             self.optimizer, self.optimizer_args, groups, self.lr, fused
         )
-
-
-def check_backend(name: str) -> None:
-    """Raise ValueError if torch.compile has no backend of this name."""
-    if name not in torch.compiler.list_backends(exclude_tags=()):
-        raise ValueError(f"compile_net {name!r} is no backend such as inductor")
 
 
 def num_samples(values: Any) -> int:

@@ -26,9 +26,10 @@ class Monitor(NamedTuple):
 def choose_monitor(
     config: Any, model: LightningModule, data: LightningDataModule
 ) -> Monitor | None:
-    """Return the metric for best.ckpt and early stopping, and print it. It is
-    --monitor, or by default the first metric of the model that can be compared, or its
-    loss if there is none.
+    """Return the metric for best.ckpt and early stopping, and print it.
+
+    --monitor names it. By default it is the first metric of the model that can be
+    compared, or the loss if there is none.
 
     config: The settings of the run.
 
@@ -104,8 +105,8 @@ def why_unvalidated(
 def better(monitor: str, model: LightningModule) -> str:
     """Return "min" if a lower value of a metric is better, else "max".
 
-    torchmetrics tells it for the metrics of the model. For other values, the name is
-    looked up.
+    For a metric of the model, its attribute `higher_is_better` decides. For any other
+    value, its name decides, see `better_by_name`.
 
     monitor: The name of the curve, such as val/acc.
 

@@ -100,7 +100,7 @@ SCHEDULERS = {"WarmupCosineLR": WarmupCosineLR, "FinalDecayLR": FinalDecayLR}
 MADE_FOR_STEPS = {"OneCycleLR", "CyclicLR", *SCHEDULERS}
 """Schedulers that step after each step by default. Others step after each epoch."""
 
-KINDS: dict[str, tuple[Any, type]] = {
+KINDS = {
     "optimizer": (torch.optim, Optimizer),
     "scheduler": (lr_scheduler, LRScheduler),
 }
@@ -240,9 +240,9 @@ def schedule_length(trainer: Any, interval: Literal["epoch", "step"]) -> int | N
 
     interval: The scheduler steps after each "epoch" or after each "step".
 
-    Return None if the training has no end. The same holds if a schedule by epochs is
-    limited by max_steps, and the length of an epoch is unknown. Raise UserError if the
-    number of steps differs between epochs.
+    Return None if the training has no end. Also return None for a schedule by epochs if
+    max_steps ends the training, and the length of an epoch is unknown. Raise UserError
+    if the number of steps differs between epochs.
     """
     if interval == "epoch" and trainer.max_steps == -1:
         if trainer.max_epochs < 0:
@@ -299,10 +299,10 @@ def grouped(
         chosen.append({**options, "params": members, "name": group})
     if not rest:
         return chosen
-    others: Options = {"params": [parameter for _, parameter in rest]}
+    rest_group: Options = {"params": [parameter for _, parameter in rest]}
     if groups:
-        others["name"] = "rest"
-    return [others, *chosen]
+        rest_group["name"] = "rest"
+    return [rest_group, *chosen]
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:

@@ -39,7 +39,7 @@ from lightbase.core.errors import UserError
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 CountOrAll = restricted_number_type("CountOrAll", int, (">=", -1))
 
-FLAGS: list[tuple[str, Any, Any]] = [
+FLAGS = [
     ("seed_everything", Seed, 42),
     ("print_config", bool, False),
     ("name", str | None, None),
@@ -59,16 +59,15 @@ EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
 """Functions that turn an error of jsonargparse into one line. Filled by
 lightbase/commands/extras.py."""
 TRAINER_DEFAULTS = {
-    "max_epochs": 10,
-    "log_every_n_steps": 100,
-    "enable_model_summary": False,
-    # of Lightning, for arguments in `TRAINER_TYPES`
-    "check_val_every_n_epoch": 1,
-    "accumulate_grad_batches": 1,
+    "trainer.max_epochs": 10,
+    "trainer.log_every_n_steps": 100,
+    "trainer.enable_model_summary": False,
+    # the same as in Lightning: arguments in `TRAINER_TYPES` would have the default None
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.accumulate_grad_batches": 1,
 }
-"""Defaults of the Trainer's arguments that differ from Lightning's defaults, or from
-None."""
-TRAINER_TYPES: dict[str, Any] = {
+"""Defaults of the Trainer's arguments that the parser would not have by itself."""
+TRAINER_TYPES = {
     # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
     # would be read as 1.0, all batches
     "limit_train_batches": int | float | None,
@@ -87,15 +86,16 @@ TRAINER_TYPES: dict[str, Any] = {
     "gradient_clip_val": NonNegativeFloat | None,
     "default_root_dir": Path | None,
 }
-# null in config.yaml unless given: record.py fills them in when the run has a folder
-LOGGER_TYPES: dict[str, Any] = {
+# null in config.yaml unless given: `make_logger` in lightbase/extras/loggers.py fills
+# them in when the run has a folder
+LOGGER_TYPES = {
     "save_dir": Path | None,
     "name": str | None,
     "experiment_name": str | None,
     "default_hp_metric": bool | None,
 }
 # "l1_unstructured" cannot be dumped as Lightning's Callable | str
-PRUNING_TYPES: dict[str, Any] = {"pruning_fn": str}
+PRUNING_TYPES = {"pruning_fn": str}
 SEE_HELP = "see --help, or --print_config for every argument"
 
 
@@ -151,7 +151,7 @@ class Parser(LightningArgumentParser):
     A bare class name of the user's package, such as MLP, counts as its import path.
     Relative paths become absolute.
 
-    options: Arguments of LightningArgumentParser. Those that `__init__` sets win.
+    options: Arguments of LightningArgumentParser. `__init__` replaces some of them.
         jsonargparse also makes parsers of this class, for a class inside the settings.
     parsed: The settings that are parsed so far, for the message about an unknown flag:
         it proposes arguments of the classes that these settings name.
@@ -195,7 +195,8 @@ class Parser(LightningArgumentParser):
         message: The text of jsonargparse, which may have many lines.
         ex: The exception that has this message, or None.
         """
-        if not self.exit_on_error:  # a parser inside the parser: part of a message
+        if not self.exit_on_error:  # for a class inside the settings: the outer parser
+            # reports it
             super().error(message, ex)
         raise UserError(explain(message, self, self.parsed), SEE_HELP, 2) from ex
 
@@ -214,7 +215,7 @@ def make_parser(default_model: str | None) -> Parser:
     for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_lightning_class_args(Trainer, "trainer")
-    parser.set_defaults({f"trainer.{key}": x for key, x in TRAINER_DEFAULTS.items()})
+    parser.set_defaults(TRAINER_DEFAULTS)
     if default_model is None:
         parser.add_argument("--model", type=dict)
         parser.add_argument("--data", type=dict)

@@ -23,7 +23,7 @@ def log_figure(trainer: Any, tag: str, figure: Any) -> None:
     figure: A Figure of matplotlib.
     """
     step = newest_step(trainer)
-    if trainer.testing:  # at the step of the test's curves, which a resume drops
+    if trainer.testing:  # the curves of the test are at this step, too
         step = num_steps(trainer)
     for text in figure.findobj(Text):
         text.set_parse_math(False)

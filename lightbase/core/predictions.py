@@ -1,6 +1,5 @@
 """What the outputs of a network mean: probabilities, classes, masks."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,14 +25,6 @@ def class_names(data: Any, num_classes: int) -> list[str]:
     if isinstance(data, BaseDataModule):
         names = list(data.classes)
     return names + [str(i) for i in range(len(names), num_classes)]
-
-
-def label_names(is_set: Tensor, names: Sequence[str]) -> str:
-    """Return the names of the labels that one sample has, as one text with commas.
-
-    is_set: Whether the sample has a label, bool (labels,).
-    """
-    return ", ".join(names[i] for i in is_set.nonzero()[:, 0])
 
 
 def probabilities(outputs: Tensor) -> Tensor:
@@ -73,7 +64,8 @@ def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
     # the loss of two classes may need masks of floats
     columns = [targets.reshape(predicted.shape).long(), predicted]
     if task == "multiclass":
-        # the outputs are probabilities if those of each sample add up to 1
+        # the outputs are probabilities if none is negative, and if the outputs of each
+        # sample add up to 1
         are_shares = ((outputs.sum(1) - 1).abs() < 1e-3).all() & (outputs >= 0).all()
         columns.append(torch.where(are_shares, outputs, outputs.softmax(1)).amax(1))
     return columns

@@ -62,7 +62,7 @@ class RunRecorder(Callback):
         self.start = time.monotonic()
         if self.run and trainer.is_global_zero:
             self.run.write("config.yaml", self.text)
-            # It marks a run that has finished.
+            # metrics.json marks a run that has finished
             (self.run.folder / "metrics.json").unlink(missing_ok=True)
 
     def on_train_epoch_start(

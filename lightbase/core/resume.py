@@ -8,7 +8,7 @@ checkpoint.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class Restart:
     name: str
     root: str | None
     path: Path | None
-    checkpoint: dict[str, Any] = field(repr=False)
+    checkpoint: dict[str, Any]
     folder: Path | None
 
     @property
@@ -150,6 +150,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
     root = root or saved_root
+    # the path of a last.ckpt continues its run, unless the name or the root differs
     is_same = name == saved_name and str(Path(root or "").resolve()) == saved_root
     if folder is None and path.name == "last.ckpt" and is_same:
         folder = path.resolve().parent.parent
@@ -157,8 +158,9 @@ def find_restart(line: CommandLine) -> Restart | None:
 
 
 def is_restarted(line: CommandLine) -> bool:
-    """Return whether torchrun has started this command again, because a process of it
-    had ended, and the newest run of its name is not complete."""
+    """Return whether this command continues the newest run of its name without
+    --ckpt_path: torchrun has started the command again, because a process had ended,
+    and the run is not complete."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
     run = newest_run(line)

@@ -106,9 +106,9 @@ def train(
 def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
     """Keep or remove the folder of a run that could not finish.
 
-    With a checkpoint, the folder stays. After a signal, the error then gets the command
-    that continues the run. Without one, the folder of a new run is removed; after a
-    signal only if the run would have written checkpoints.
+    A folder with a checkpoint stays. If a signal ended this run, `error` gets the
+    command that continues it. A folder without a checkpoint is removed if the run is
+    new. But after a signal, it stays if the run was to write no checkpoints.
 
     error: The error that ends the run.
     config: The settings of the run.

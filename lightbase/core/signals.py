@@ -19,10 +19,11 @@ from lightbase.core.errors import rank
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 # Windows has no SIGHUP
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]
-# Seconds after which a signal that the main thread has not handled ends the process if
-# there is nothing to save, and if there may be a state to save.
 CHECK_S = 2
+"""Seconds between two looks of the second thread whether the main thread has handled a
+signal. See StopSignals."""
 STUCK_S = 20
+"""Seconds after which a process that waits for other processes counts as stuck."""
 
 
 class Stopped(SystemExit):
@@ -46,10 +47,14 @@ class StopSignals:
 
     Python runs a handler between two of its instructions, in the main thread. If the
     main thread is in a call that does not return, such as an exchange with a process
-    that has ended, the handler never runs. Then a second thread ends the process: after
-    CHECK_S, or after STUCK_S if `exchanges` is true. If only `waits` is true, it lets
-    the main thread continue. A second Ctrl-C ends the process at once. A forked
-    process, such as a worker of a loader, ignores the Ctrl-C of a terminal.
+    that has ended, the handler never runs. Then a second thread ends the process:
+
+    - after STUCK_S if `exchanges` is true
+    - never if only `waits` is true: the main thread may still save the state
+    - after CHECK_S otherwise
+
+    A second Ctrl-C ends the process at once. A forked process, such as a worker of a
+    loader, ignores the Ctrl-C of a terminal.
 
     received: The number of the first signal, 0 before it.
     waits: Whether a signal is only kept.
@@ -80,7 +85,8 @@ class StopSignals:
                 # close alone does not end the thread if a forked worker has the socket
                 self.sender.shutdown(socket.SHUT_RDWR)
                 self.sender.close()
-                del self.sender  # and with it what register_after_fork would call
+                # what `install` has registered for forked processes ends with it
+                del self.sender
                 self.pid = 0
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
@@ -115,7 +121,7 @@ class StopSignals:
         receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
         signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
-        # a signal to a worker is not for this process
+        # a forked worker has the same socket: it must not write its signals there
         multiprocessing.util.register_after_fork(
             self.sender, lambda _: signal.set_wakeup_fd(-1)
         )

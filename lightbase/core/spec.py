@@ -1,14 +1,15 @@
 """The record of a run: its settings, which of them the user named, and where it starts.
 
 Read `CommandLine` and `RunSpec` first. `CommandLine` reads the arguments of a command
-and its config files. `read_spec` makes a `RunSpec` of config files or of
-the settings in a checkpoint, and `new_spec` calls it for a new run. The rest checks
-settings and turns them into YAML.
+and its config files. `read_spec` makes a `RunSpec` of config files or of the settings
+in a checkpoint, and `new_spec` calls it for a new run. The rest checks settings and
+turns them into YAML.
 """
 
 import argparse
 import copy
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
+from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
 from lightbase.core.errors import UserError, imported
@@ -59,18 +61,21 @@ class CommandLine:
 
     args: The arguments as the shell splits them, without the name of the script.
     configs: {path: content} of the --config files, in their order. They are read once.
-    first: {flag: text} for each flag of `first_parser` but --config that is given.
-    others: All other arguments, as they were typed.
+    first: {flag: text} for the flags of `first_parser` that were given, without
+        --config.
+    flags: All arguments but the --config files, as a list for the parser. Those of
+        `first` come first, because the classes decide which further flags there are.
+        The others are as `with_true` returns them.
     file_settings: The settings of all config files by the names of flags, such as
         "model.lr". If two files have the same setting, the later file counts.
 
-    Raises UserError for a config file that is missing or not valid, and for a flag
-    above without a value.
+    Raises UserError for a config file that is missing or not valid, and for a flag of
+    `first_parser` without a value.
     """
 
     def __init__(self, args: Sequence[str]) -> None:
         try:
-            options, self.others = first_parser().parse_known_args(args)
+            options, others = first_parser().parse_known_args(args)
         except argparse.ArgumentError as error:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
@@ -86,6 +91,8 @@ class CommandLine:
                 raise UserError(problem, f"give one, or leave --{name} out", 2)
             if value is not None:
                 self.first[name] = value
+        self.flags = [f"--{name}={value}" for name, value in self.first.items()]
+        self.flags += with_true(others)
 
     @property
     def names_experiment(self) -> bool:
@@ -98,12 +105,6 @@ class CommandLine:
         """The import path of --model, or None."""
         return path_of_class(self.first.get("model", "")) or None
 
-    @property
-    def flags(self) -> list[str]:
-        """All arguments but the --config files, as a list for the parser. The classes
-        come first, because they decide which further flags there are."""
-        return [f"--{key}={value}" for key, value in self.first.items()] + self.others
-
     def place(self, key: str) -> str | None:
         """Return a setting that says where the run is, as text, or None if it is null
         or not given. A flag counts before the config files.
@@ -114,6 +115,20 @@ class CommandLine:
         if value in (None, "null", ""):
             return None
         return str(value)
+
+
+def with_true(words: list[str]) -> list[str]:
+    """Return the arguments, with "=true" added to each flag of the model or the data
+    that has no value, such as --model.per_class. Switches of the Trainer need no value
+    either, but the parser knows those."""
+    arguments = []
+    for word, following in itertools.pairwise([*words, "--"]):
+        is_alone = "=" not in word and following.startswith("--")
+        is_help = word.endswith(".help")
+        if word.startswith(("--model.", "--data.")) and is_alone and not is_help:
+            word = f"{word}=true"
+        arguments.append(word)
+    return arguments
 
 
 def default_experiment() -> Path:
@@ -147,11 +162,11 @@ class RunSpec:
 
     config: Namespace
     given: frozenset[str]
-    parser: Parser = field(repr=False)
+    parser: Parser
     is_saved: bool = False
     folder: Path | None = None
     checkpoint: Path | None = None
-    trainer: dict[str, Any] = field(default_factory=dict, repr=False)
+    trainer: dict[str, Any] = field(default_factory=dict)
 
 
 def new_spec(line: CommandLine) -> RunSpec:
@@ -202,12 +217,10 @@ def read_spec(
     given = parse_unvalidated(
         parser.parse_args, line.flags, namespace=given, defaults=False
     )
-    names = []
-    for name, value in flatten(given.as_dict()).items():
-        if (name, value) not in saved.items():
-            names.append(name)
-    config = with_defaults(parser, given)
-    spec = RunSpec(config, frozenset(names), parser, is_saved)
+    now = flatten(given.as_dict())
+    names = frozenset(name for name in now if (name, now[name]) not in saved.items())
+    spec = RunSpec(with_defaults(parser, given), names, parser, is_saved)
+    config = spec.config
     if config.pop("print_config"):
         print(as_yaml(spec), end="")
         raise SystemExit(0)
@@ -235,12 +248,10 @@ def with_defaults(parser: Parser, settings: Any) -> Namespace:
 
     settings: A dict, or what the parser has returned. Parsing changes it.
     """
-    config: Namespace = parse_unvalidated(parser.parse_object, settings)
+    config = parse_unvalidated(parser.parse_object, settings)
     for key, value in list(config.items()):
-        if isinstance(value, float):
-            config[key] = float(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            config[key] = int(value)
+        if isinstance(value, int | float):
+            config[key] = as_plain(value)
     drop_objects(config)
     return config
 
@@ -277,7 +288,8 @@ def drop_objects(config: Any) -> None:
     values = arguments(config)
     for name, value in [*values.items()]:
         is_object = not isinstance(value, YAML_TYPES) or isinstance(value, Enum)
-        # a function's default that is a class, as of swin_t, would become a partial
+        # The default of a function's argument may be a class, as in torchvision's
+        # swin_t. jsonargparse would give the function a partial of this class.
         if "class_path" in entries(value):
             is_object = inspect.isroutine(pkgutil.resolve_name(config["class_path"]))
         if is_object:
@@ -308,7 +320,7 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
 
     text: The settings as `as_yaml` returns them.
     """
-    plain: dict[str, Any] = yaml.safe_load(text)
+    plain = yaml.safe_load(text)
     config = with_defaults(spec.parser, copy.deepcopy(plain))
     values = flatten(as_values(replace(spec, config=config)))
     for key, value in flatten(plain).items():

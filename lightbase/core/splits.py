@@ -35,7 +35,9 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
         raise UserError(
-            f"data.fold {number} of data.num_folds {num_folds}: no such fold", status=2
+            f"data.fold {number} of data.num_folds {num_folds}: no such fold",
+            "give both; the folds have the numbers from 0 to num_folds - 1",
+            2,
         )
     return Fold(int(number), int(num_folds), seed)
 

@@ -33,16 +33,12 @@ from lightbase.core.curves import gather
 from lightbase.core.devices import devices_of
 from lightbase.core.errors import UserError
 from lightbase.core.module import BaseModule, has_named_optimizer
-from lightbase.core.optim import IMPLEMENTATIONS, length_argument, schedule_length
-
-FUSED = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adagrad,
+from lightbase.core.optim import (
+    FUSED_ON,
+    IMPLEMENTATIONS,
+    length_argument,
+    schedule_length,
 )
-"""Optimizers whose moments have the shape of their parameter. A fused step does not
-check it, and would read and write past the end of a smaller moment."""
 
 
 class RandomState(Callback):
@@ -73,8 +69,8 @@ class RandomState(Callback):
         training, give each process other random numbers.
 
         If there are more processes than saved states, the further ones get new random
-        numbers. If an epoch begins, the loader draws its order again, from the restored
-        state.
+        numbers. If an epoch begins, the loader starts again: torch's DataLoader draws
+        its order from the restored state.
         """
         rank = trainer.global_rank
         if rank < len(self.resumed):
@@ -236,9 +232,9 @@ class ResumedOptimizer(Callback):
             optimizer.register_load_state_dict_pre_hook(adapt_state)
         if trainer.ckpt_path:
             self.check_restored(trainer)
-            # `trainer.estimated_stepping_batches` in configure_optimizers makes the
-            # loaders before the epoch and the loader's state are restored; without them
-            # Lightning makes them anew, and restores both
+            # `configure_optimizers` may have made the training loader already, with
+            # `trainer.estimated_stepping_batches`. The epoch and the loader's state
+            # were not restored then. Lightning now makes it again, and restores both.
             forget_train_loader(trainer)
 
     def check_restored(self, trainer: Any) -> None:
@@ -265,20 +261,18 @@ class ResumedOptimizer(Callback):
         """
         if trainer.state.fn != "fit":
             return
-        optimizers, schedules = (
-            checkpoint["optimizer_states"],
-            checkpoint["lr_schedulers"],
-        )
+        optimizers = checkpoint["optimizer_states"]
+        schedules = checkpoint["lr_schedulers"]
         self.saved_numbers = len(optimizers), len(schedules)
         if "schedule" in checkpoint and has_named_optimizer(model):
             # it may name a class of the user's package
-            saved = renamed(checkpoint["schedule"], str(checkpoint["package"]))
+            saved = renamed(checkpoint["schedule"], checkpoint["package"])
             check_schedule(saved, model)
             check_length(checkpoint, model)
 
 
 def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state so that the optimizer steps as it was built.
+    """Change a saved state so that it fits the optimizer of this run.
 
     Options such as `fused` keep the value of this run. The moments get the same memory
     layout as the weights, because a fused step relies on an equal layout.
@@ -295,8 +289,8 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         for name in IMPLEMENTATIONS | {"name"}:
             if name in group or name in saved_group:
                 saved_group[name] = group.get(name)
-        indices = saved_group["params"]
-        for weight, index in zip(group["params"], indices, strict=False):
+        pairs = zip(group["params"], saved_group["params"], strict=False)
+        for weight, index in pairs:
             moments = saved["state"].get(index, {})
             for name, value in moments.items():
                 if not isinstance(value, Tensor) or name == "step":
@@ -304,14 +298,16 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 if value.shape == weight.shape:
                     moment = torch.empty_like(weight, dtype=value.dtype)
                     moments[name] = moment.copy_(value)
-                elif type(optimizer) in FUSED:
+                elif type(optimizer) in FUSED_ON:
+                    # their moments have the shape of the parameter. A fused step does
+                    # not check it: it would read and write past a moment's end.
                     raise ValueError(f"{name} of the optimizer has another shape")
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the code gives other options than the checkpoint has. With
-    other parameter groups, a fused step would read the state of another parameter, past
-    its end.
+    """Raise UserError if the options of the model differ from the options in the
+    checkpoint, because the user's code has changed. With other parameter groups, a
+    fused step would read the state of another parameter, past its end.
 
     saved: The result of `schedule_options` when the checkpoint was written.
     """
@@ -332,7 +328,7 @@ def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
     would have had other rates.
     """
-    name = model.scheduler
+    name: Any = model.scheduler
     if name is None or not length_argument(name, model.scheduler_args):
         return
     (saved,) = checkpoint["lr_schedulers"]
@@ -354,5 +350,5 @@ def schedule_options(model: BaseModule) -> dict[str, Any]:
     names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
     if model.parameter_groups:
         names.append("parameter_groups")
-    options: dict[str, Any] = as_plain({name: getattr(model, name) for name in names})
+    options = as_plain({name: getattr(model, name) for name in names})
     return options | {"scheduler_interval": model.step_scheduler_every()}

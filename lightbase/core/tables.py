@@ -43,8 +43,5 @@ def as_table(rows: Table) -> list[str]:
     """
     texts = [list(map(as_text, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    lines = []
-    for words in texts:
-        padded = [word.ljust(width) for word, width in zip(words, widths, strict=True)]
-        lines.append("  ".join(padded).rstrip())
-    return lines
+    form = "  ".join(f"{{:<{width}}}" for width in widths)  # "{:<5}  {:<7}"
+    return [form.format(*words).rstrip() for words in texts]

@@ -6,6 +6,7 @@ checkpoint. evaluate.py calls it with weights that are loaded already.
 
 import random
 from collections.abc import Mapping
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,18 @@ def run_test(
     The random generators are seeded with 0 for the test, and restored after it. So the
     result does not depend on random numbers that the training has drawn.
 
-    trainer: WeightAveraging is removed from its callbacks. It would replace the weights
-        of the checkpoint.
+    trainer: WeightAveraging is removed from its callbacks. best.ckpt already holds the
+        averaged weights, and WeightAveraging would replace them.
     path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
         return {}
     # best.ckpt holds the averaged weights; WeightAveraging would replace them
-    callbacks = [x for x in trainer.callbacks if not isinstance(x, WeightAveraging)]
-    trainer.callbacks = callbacks
+    trainer.callbacks = [
+        callback
+        for callback in trainer.callbacks
+        if not isinstance(callback, WeightAveraging)
+    ]
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         random.seed(0)
         np.random.seed(0)
@@ -91,8 +95,10 @@ def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
     values: The content of metrics.json.
     tested: The checkpoint that was tested, or None for the last weights.
     """
-    length = f"{values['epochs']} epochs, {values['steps']:,} steps"
-    say(f"Trained {length} in {values['train_seconds']:.1f} s")
+    say(
+        f"Trained {values['epochs']} epochs, {values['steps']:,} steps in "
+        f"{values['train_seconds']:.1f} s"
+    )
     metrics = [name for name in values if name not in LENGTHS]
     if not metrics:
         say(NO_TEST)
@@ -100,14 +106,10 @@ def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
     weights = "the last weights"
     if tested:
         weights = f"the best checkpoint {relative_to_cwd(tested)}"
-    overall = []
-    class_metrics = []
-    for name in metrics:
-        if is_of_class(name):
-            class_metrics.append(name)
-        else:
-            overall.append(f"{name} {as_text(values[name])}")
-    say(f"Test of {weights}: {', '.join(overall)}")
+    overall = filterfalse(is_of_class, metrics)
+    texts = [f"{name} {as_text(values[name])}" for name in overall]
+    say(f"Test of {weights}: {', '.join(texts)}")
+    class_metrics = filter(is_of_class, metrics)
     for name in sorted(class_metrics, key=values.__getitem__):  # the worst class first
         say(f"  {name:<40}{as_text(values[name])}")
 

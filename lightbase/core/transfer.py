@@ -67,12 +67,13 @@ def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
     for table in [content, *content.values()]:
         if isinstance(table, dict):
             # torch.compile renames the parts of a network that it compiles
-            tensors = {
-                str(name).replace("_orig_mod.", ""): value
-                for name, value in table.items()
-                if torch.is_tensor(value)
-            }
-            tables.append(tensors)
+            tables.append(
+                {
+                    str(name).replace("_orig_mod.", ""): value
+                    for name, value in table.items()
+                    if torch.is_tensor(value)
+                }
+            )
     return tables
 
 
@@ -150,9 +151,10 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
 
     Raise UserError for a pattern that matches nothing, or if nothing would train.
     """
-    named = {}
-    for name, parameter in model.named_parameters():
-        named[name.removeprefix("net.")] = parameter
+    named = {
+        name.removeprefix("net."): parameter
+        for name, parameter in model.named_parameters()
+    }
     for pattern in patterns:
         names = [name for name in named if matches(pattern, name, named[name])]
         if not names:

@@ -62,10 +62,10 @@ class DeviceMonitor(Extra):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """On a log step, read all values, and write a point of each curve."""
-        seconds = time.monotonic() - self.read_at
-        if seconds < INTERVAL_S or not is_log_step(trainer):
+        now = time.monotonic()
+        if now - self.read_at < INTERVAL_S or not is_log_step(trainer):
             return
-        self.read_at = time.monotonic()
+        self.read_at = now
         values = {}
         for name, read in list(self.readers.items()):
             try:

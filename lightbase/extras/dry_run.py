@@ -1,6 +1,6 @@
 """The dry run: a mistake is found before a run has a folder.
 
-`dry_run` loads the data, and tries the network and the optimizer. Without it, the same
+`DryRun` loads the data, and tries the network and the optimizer. Without it, the same
 mistakes end a training later, with longer errors.
 """
 
@@ -25,7 +25,6 @@ from torch.nn import Parameter
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightbase.core.batches import (
-    Samples,
     for_network,
     inputs_of,
     targets_of,
@@ -50,6 +49,8 @@ from lightbase.core.spec import RunSpec
 from lightbase.core.splits import class_numbers
 from lightbase.core.testing import has_test
 
+HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
+"""Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
 WAY_OUT = (
     "change the arguments, such as --model.net.num_classes, or use --try_network false"
 )
@@ -57,14 +58,47 @@ WAY_OUT = (
 
 
 class DryRun(Extra):
-    """Calls `dry_run` before the run. What it does not try is checked in the training:
-    the loss, and the metric of --monitor."""
+    """Tries the parts of a run before the run. What cannot be tried is checked in the
+    training: the loss, and the metric of --monitor."""
 
+    @short_device_errors()
     def before_run(
         self, spec: RunSpec, model: LightningModule, data: LightningDataModule
     ) -> None:
-        """Raise UserError for a mistake that `dry_run` finds."""
-        dry_run(model, data, spec.config)
+        """Load weights and data, and try network and optimizer.
+
+        A mistake is found here, before the run has a folder. Of a plain LightningModule
+        only `training_step` is checked; a plain LightningDataModule is not checked.
+
+        Raise UserError with the way out.
+        """
+        config = spec.config
+        if model.automatic_optimization and returns_nothing(model.training_step):
+            raise UserError(
+                f"training_step of {type(model).__name__} returns nothing, so nothing "
+                "would train",
+                "end it with `return loss`, the loss of the batch",
+                2,
+            )
+        if config.trainer.limit_train_batches == 0:
+            say("trainer.limit_train_batches 0: nothing is trained")
+        check_combinations(model, config.trainer)
+        if isinstance(model, BaseModule):
+            model.prepare_weights()
+        if type(data).train_dataloader is not BaseDataModule.train_dataloader:
+            say(
+                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
+                "other weights; several processes may count samples twice, and each "
+                "trains on all of an IterableDataset"
+            )
+        if isinstance(data, BaseDataModule):
+            load_data(data, with_test=has_test(model, data))
+            if config.try_network:
+                try_network(model, data, config.trainer)
+        # A step of torch's Adam starts CUDA even on the CPU, and a process that forks
+        # must not start it.
+        if has_named_optimizer(model) and not forks_processes(config.trainer):
+            try_schedule(model)
 
     @contextmanager
     def around_run(
@@ -79,8 +113,10 @@ class DryRun(Extra):
             yield []
         except (RuntimeError, TypeError, ValueError) as error:
             criterion = getattr(model, "criterion", None)
-            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-            is_in_loss = any(x.f_locals.get("self") is criterion for x in frames)
+            is_in_loss = any(
+                frame.f_locals.get("self") is criterion
+                for frame, _ in traceback.walk_tb(error.__traceback__)
+            )
             is_of_torch = type(criterion).__module__.startswith("torch.")
             is_memory = isinstance(error, torch.OutOfMemoryError)
             if not is_in_loss or not is_of_torch or is_memory:
@@ -97,53 +133,15 @@ class DryRun(Extra):
         Lightning alone would find it only at the end of the first epoch."""
         best = best_callback(trainer)
         # Lightning keeps no values of several loaders here
-        if best and best.monitor and len(trainer.num_sanity_val_batches) == 1:
-            names = trainer.callback_metrics
-            if best.monitor not in names:
-                raise UserError(
-                    f"--monitor {best.monitor!r} is not among the metrics of a "
-                    f"validation: {', '.join(names)}",
-                    status=2,
-                )
-
-
-@short_device_errors()
-def dry_run(model: LightningModule, data: LightningDataModule, config: Any) -> None:
-    """Load weights and data, and try network and optimizer.
-
-    A mistake is found here, before the run has a folder. Of a plain LightningModule
-    only `training_step` is checked; a plain LightningDataModule is not checked.
-
-    config: The settings of the run.
-
-    Raise UserError with the way out.
-    """
-    if model.automatic_optimization and returns_nothing(model.training_step):
-        raise UserError(
-            f"training_step of {type(model).__name__} returns nothing, so nothing would"
-            " train",
-            "end it with `return loss`, the loss of the batch",
-            2,
-        )
-    if config.trainer.limit_train_batches == 0:
-        say("trainer.limit_train_batches 0: nothing is trained")
-    check_combinations(model, config.trainer)
-    if isinstance(model, BaseModule):
-        model.prepare_weights()
-    if type(data).train_dataloader is not BaseDataModule.train_dataloader:
-        say(
-            f"{type(data).__name__} has its own DataLoaders: a resume may end with "
-            "other weights; several processes may count samples twice, and each trains "
-            "on all of an IterableDataset"
-        )
-    if isinstance(data, BaseDataModule):
-        load_data(data, with_test=has_test(model, data))
-        if config.try_network:
-            try_network(model, data, config.trainer)
-    # A step of torch's Adam starts CUDA even on the CPU, and a process that forks must
-    # not start it.
-    if has_named_optimizer(model) and not forks_processes(config.trainer):
-        try_schedule(model)
+        if not best or not best.monitor or len(trainer.num_sanity_val_batches) != 1:
+            return
+        names = trainer.callback_metrics
+        if best.monitor not in names:
+            raise UserError(
+                f"--monitor {best.monitor!r} is not among the metrics of a validation: "
+                f"{', '.join(names)}",
+                status=2,
+            )
 
 
 def returns_nothing(method: Any) -> bool:
@@ -160,10 +158,8 @@ def returns_nothing(method: Any) -> bool:
         return False
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return False
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return) and node.value is not None:
-            return False
-    return True
+    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return not any(node.value for node in returns)
 
 
 def check_combinations(model: LightningModule, trainer: Any) -> None:
@@ -174,13 +170,13 @@ def check_combinations(model: LightningModule, trainer: Any) -> None:
     """
     clips = trainer.gradient_clip_val
     every = trainer.accumulate_grad_batches
-    is_mixed = str(trainer.precision) in MIXED
     reason = ""
     if not model.automatic_optimization:
         if clips or every != 1:
             reason = "the module steps its optimizer itself (manual optimization)"
     elif isinstance(model, BaseModule):
-        if clips and is_mixed and model.optimizer_args.get("fused"):
+        is_fused = model.optimizer_args.get("fused")
+        if clips and is_fused and str(trainer.precision) in MIXED:
             reason = f"model.optimizer_args.fused true, precision {trainer.precision}"
         elif every != 1 and model.compile_mode == "reduce-overhead":
             reason = "model.compile_mode reduce-overhead (CUDA graphs)"
@@ -206,10 +202,10 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     check_transforms(data)
     if with_test:
         data.setup("test")
-    sizes = {split: f"{len(samples):,}" for split, samples in data.splits.items()}
+    num_val = len(data.splits.get("val", ()))
     text = (
-        f"Data: {type(data).__name__}, {sizes['train']} training and "
-        f"{sizes.get('val', 0)} validation samples"
+        f"Data: {type(data).__name__}, {len(data.splits['train']):,} training and "
+        f"{num_val:,} validation samples"
     )
     if data.num_classes:
         text += f" of {data.num_classes} classes"
@@ -217,9 +213,7 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     if data.fold:
         text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
-    sparse = sparse_classes(data.splits, data.classes)
-    if sparse:
-        say(f"Classes: {sparse}")
+    say_sparse_classes(data)
 
 
 def check_transforms(data: BaseDataModule) -> None:
@@ -236,19 +230,19 @@ def check_transforms(data: BaseDataModule) -> None:
     inputs = inputs_of(batch)
     if inputs is batch or not isinstance(inputs, Tensor):
         return
-    if overrides(data, "transform_batch", "on_after_batch_transfer"):
-        return
-    if not overrides(data, "normalize", "augment"):
+    overridden = {hook for hook in HOOKS if is_overridden(hook, data, BaseDataModule)}
+    if not overridden or not overridden <= {"normalize", "augment"}:
         return
     problem = ""
     if len(batch) > 2:
         problem = f"a batch of {type(data).__name__} has {len(batch)} parts"
     for target in tensors_in(batch[1:]):
         is_alike = target.shape == inputs.shape and target.dtype == inputs.dtype
-        is_mask = target.dim() > 2 and target.shape[-2:] == inputs.shape[-2:]
-        is_augmented = inputs.dim() > 2 and overrides(data, "augment")
+        are_images = min(target.dim(), inputs.dim()) > 2
+        is_mask = are_images and target.shape[-2:] == inputs.shape[-2:]
         # a single number is no vector: numbers are predicted from numbers
-        if (is_alike and inputs[0].numel() > 1) or (is_mask and is_augmented):
+        is_alike = is_alike and inputs[0].numel() > 1
+        if is_alike or (is_mask and "augment" in overridden):
             problem = (
                 f"{type(data).__name__} has targets {tuple(target.shape[1:])} for "
                 f"inputs {tuple(inputs.shape[1:])}"
@@ -261,12 +255,6 @@ def check_transforms(data: BaseDataModule) -> None:
         )
 
 
-def overrides(data: BaseDataModule, *hooks: str) -> bool:
-    """Return whether a data module overrides at least one of these hooks of
-    BaseDataModule."""
-    return any(is_overridden(hook, data, BaseDataModule) for hook in hooks)
-
-
 def trial_device(trainer: Any) -> torch.device:
     """Return the device that the network will train on.
 
@@ -274,21 +262,12 @@ def trial_device(trainer: Any) -> torch.device:
     """
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        return torch.device("mps")
-    devices = parse_devices(trainer.devices)
-    index = 0
-    if isinstance(devices, list):
-        index = devices[0]
-    return torch.device("cuda", index)
+    return torch.device(next(iter(parse_devices(trainer.devices)), 0))
 
 
-@short_device_errors()
 @torch.no_grad()
-def try_network(
-    model: LightningModule, data: BaseDataModule, trainer: Any, split: str = "train"
-) -> None:
-    """Try `model.net` on two samples of a split, and print its number of parameters.
+def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> None:
+    """Try `model.net` on two training samples, and print its number of parameters.
 
     It runs in eval mode, on the device and in the precision of the Trainer's flags.
     Only pairs whose inputs are one tensor are tried.
@@ -296,7 +275,7 @@ def try_network(
     Raise UserError if the network cannot take the samples, or has fewer outputs than
     there are classes. An error in the user's code is raised as it is.
     """
-    samples = data.splits[split]
+    samples = data.splits["train"]
     batch = samples.__getitems__([*range(len(samples))[:2]])
     # a process that is forked cannot use CUDA if this one has started it
     if not isinstance(model, BaseModule) or forks_processes(trainer):
@@ -371,24 +350,24 @@ def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
     return outputs
 
 
-def sparse_classes(splits: dict[str, Samples], classes: list[str]) -> str:
-    """Return one line about classes without samples in a split, or with fewer than two
-    training samples. Return "" if there are none, or if the class numbers are unknown,
-    see `class_numbers`."""
+def say_sparse_classes(data: BaseDataModule) -> None:
+    """Print one line if classes have no samples in a split, or fewer than two training
+    samples. Print nothing if the class numbers are unknown, see `class_numbers`."""
     texts = []
-    for split, samples in splits.items():
+    for split, samples in data.splits.items():
         labels = class_numbers(samples)
-        if not classes or labels is None:
+        if not data.classes or labels is None:
             continue
         amount, least = "no", 1
         if split == "train":
             amount, least = "at most one", 2
-        counts = labels.bincount(minlength=len(classes))
-        names = [classes[i] for i in (counts < least).nonzero()]
+        counts = labels.bincount(minlength=len(data.classes))
+        names = [data.classes[i] for i in (counts < least).nonzero()]
         if names:
             few = ", ".join(names[:3])
             texts.append(f"{amount} {split} sample of {few} ({len(names)} in all)")
-    return "; ".join(texts)
+    if texts:
+        say(f"Classes: {'; '.join(texts)}")
 
 
 def try_schedule(model: Any) -> None:
@@ -405,7 +384,9 @@ def try_schedule(model: Any) -> None:
         parameter = Parameter(torch.zeros(1))
         parameter.grad = torch.zeros(1)
         group["params"] = [parameter]
-    optimizer = build_optimizer(model.optimizer, model.optimizer_args, groups, model.lr)
+    optimizer = build_optimizer(
+        model.optimizer, model.optimizer_args, groups, model.lr, fused=True
+    )
     check_options(model.parameter_groups, optimizer)
     name, args = model.scheduler, model.scheduler_args
     scheduler = None
@@ -413,16 +394,19 @@ def try_schedule(model: Any) -> None:
         scheduler = build_scheduler(name, args, optimizer, 100)
     elif args:
         raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
-    if isinstance(scheduler, ReduceLROnPlateau) and model.scheduler_interval == "step":
-        raise UserError(
-            "model.scheduler_interval step: ReduceLROnPlateau steps after a validation",
-            "leave it out",
-            2,
-        )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler = None  # it steps after a validation
+        if model.scheduler_interval == "step":
+            raise UserError(
+                "model.scheduler_interval step: ReduceLROnPlateau steps after a "
+                "validation",
+                "leave it out",
+                2,
+            )
     try:
         for _ in range(3):
             optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss
-            if scheduler and not isinstance(scheduler, ReduceLROnPlateau):
+            if scheduler:
                 scheduler.step()
     except MISTAKES as error:
         raise UserError(

@@ -25,7 +25,10 @@ from lightbase.core.errors import UserError, first_line
 
 Written = tuple[bytes, Callable[[Tensor], Tensor]]
 """The content of a file, and a function that runs the file on a batch."""
-TOLERANCE = 1e-4  # see `difference`
+TOLERANCE = 1e-4
+"""The largest difference of two outputs, as a part of 1, or of the largest expected
+output if that is more. So it is absolute for probabilities and relative for large
+outputs."""
 BATCH_SIZES = (3, 1)  # of the batches for the check; the first is traced
 
 
@@ -50,7 +53,8 @@ def graph_file(
         BaseDataModule loads. For other data it takes the inputs of the network, and the
         model has to have an `example_input_array`.
     kind: A key of WRITERS.
-    Raise UserError if there is no such graph, or if the file gives other outputs.
+    Raise UserError if there is no such graph, if predict_step returns no tensor, or if
+    the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Any = nn.Identity()
@@ -67,6 +71,11 @@ def graph_file(
         )
     predictor = Predictor(model, normalize).eval()
     batches = [random_batch(samples, size) for size in BATCH_SIZES]
+    expected = [predictor(batch) for batch in batches]
+    if not isinstance(expected[0], Tensor):
+        raise UserError(
+            f"predict_step of {type(model).__name__} has to return a tensor"
+        )
     # what torch logs and warns of during an export is long, and of no use
     with (
         warnings.catch_warnings(action="ignore"),
@@ -74,25 +83,17 @@ def graph_file(
     ):
         program = trace(predictor, batches[0])
         content, run_file = WRITERS[kind](program, json.dumps(classes))
-        outputs = [(run_file(batch), predictor(batch)) for batch in batches]
-    largest = torch.stack([difference(*pair) for pair in outputs]).max().item()
+        differences = []
+        for batch, right in zip(batches, expected, strict=True):
+            off = (run_file(batch) - right).abs().max()
+            differences.append(off / right.abs().max().clamp(min=1))
+    largest = torch.stack(differences).max().item()
     if not largest <= TOLERANCE:  # also true for NaN
         raise UserError(
             "the export is wrong and was not kept: its outputs for random inputs are "
             f"{largest:.1e} off the checkpoint's"
         )
     return content, largest
-
-
-def difference(output: Tensor, right: Tensor) -> Tensor:
-    """Return the largest difference, as a part of 1, or of the largest expected output
-    if that is more.
-
-    So the limit is absolute for probabilities and relative for large outputs.
-
-    output, right: The outputs of the file and of the checkpoint for a batch.
-    """
-    return (output - right).abs().max() / right.abs().max().clamp(min=1)
 
 
 class Predictor(nn.Module):
@@ -136,12 +137,14 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
 
     inputs: A batch. It has more than one sample: torch takes a size of 1 as fixed.
     """
-    shapes = ({0: Dim("batch")},)
     try:
         # a compiled part is traced as it is written
         with torch.compiler.set_stance("force_eager"):
             program = torch.export.export(
-                predictor, (inputs,), dynamic_shapes=shapes, strict=False
+                predictor,
+                (inputs,),
+                dynamic_shapes=({0: Dim("batch")},),
+                strict=False,
             )
     except Exception as error:  # many types; the predictor has taken these inputs
         raise UserError(
@@ -179,8 +182,9 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
         import onnxscript  # noqa: F401  # torch.onnx needs it
         from onnxruntime import InferenceSession
     except ImportError as error:
-        problem = f'--format onnx: {error}: pip install -e ".[export]"'
-        raise UserError(problem, status=2) from error
+        raise UserError(
+            f'--format onnx: {error}: pip install -e ".[export]"', status=2
+        ) from error
     try:
         onnx: Any = torch.onnx.export(
             program,
@@ -198,8 +202,10 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
     except Exception as error:
         # the message of the outer error is advice
         cause: Any = error.__cause__ or error
-        problem = "the network cannot be written as ONNX; --format pt2 may do"
-        raise UserError(problem, first_line(cause)) from error
+        raise UserError(
+            "the network cannot be written as ONNX; --format pt2 may do",
+            first_line(cause),
+        ) from error
 
     def run_file(batch: Tensor) -> Tensor:
         """Return the outputs of the file for a batch."""

@@ -61,7 +61,7 @@ class PredictionFigures(Extra):
         of the samples in the data set, and the tensors of `columns_of`. The list is
         empty if the batch does not fit the task.
 
-    These attributes exist after `gather`:
+    These attributes exist when an evaluation has ended:
     columns: The kept samples of all processes, see `columns_of`.
     indices: The positions of these samples in the data set, int64 (N,).
     """
@@ -76,26 +76,24 @@ class PredictionFigures(Extra):
         """Find out whether pictures can be drawn. Print a line if the task has none."""
         is_ours = isinstance(trainer.datamodule, BaseDataModule)
         is_ours = is_ours and isinstance(pl_module, BaseModule)
-        if not is_ours or not self.every_n_epochs or not has_pictures(trainer):
+        if not (is_ours and self.every_n_epochs and has_pictures(trainer)):
             return
         self.data = trainer.datamodule
         if pl_module.task not in FIGURES:
-            reason = f"the attribute task of the model is {pl_module.task}"
-            say(f"Pictures: none of predictions: {reason}, see docs/tensorboard.md")
+            say(
+                "Pictures: none of predictions: the attribute task of the model is "
+                f"{pl_module.task}, see docs/tensorboard.md"
+            )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
-        if self.data is None:
-            return
-        if has_images(self.data) and trainer.global_step == 0:
+        if self.data and has_images(self.data) and trainer.global_step == 0:
             figure = input_figure(self.data, pl_module)
             log_figure(trainer, "view/inputs/train", figure)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to keep predictions if this validation, or the test, will be drawn."""
-        if self.data is None or trainer.sanity_checking:
-            return
-        if pl_module.task not in FIGURES:
+        if not self.data or trainer.sanity_checking or pl_module.task not in FIGURES:
             return
         epoch = trainer.current_epoch + 1
         if trainer.testing:
@@ -134,48 +132,39 @@ class PredictionFigures(Extra):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the metrics that are no curves, and draw if it is the turn."""
-        if not trainer.sanity_checking:
-            write_metric_values(trainer, "val")
-            self.draw(trainer, "val")
-
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the metrics that are no curves, and draw the test."""
-        write_metric_values(trainer, "test")
-        self.draw(trainer, "test")
-
-    def draw(self, trainer: Any, stage: Stage) -> None:
-        """Draw what is kept, if anything is. All processes must call this; the first
-        one draws. If the predictions do not fit the task, print a line, and draw no
-        more predictions."""
+        """Write the metrics that are no curves. Draw what all processes have kept, if
+        they have kept anything; the first one draws. If a batch does not fit the task,
+        or has samples of another shape, print a line, and draw no more predictions."""
+        if trainer.sanity_checking:
+            return
+        stage = trainer.state.stage.dataloader_prefix  # "val" or "test"
+        write_metric_values(trainer, stage)
         if self.loader is None:
             return
-        task = trainer.lightning_module.task
+        task = pl_module.task
+        batches = chain(*gather(to_host(self.batches)))
         try:
-            self.gather()
+            self.indices, *self.columns = map(torch.cat, zip(*batches, strict=True))
         except (RuntimeError, ValueError):
-            values = "the outputs and targets in track"
-            say(f"Pictures: none of predictions: {values} do not fit task {task}")
+            say(
+                "Pictures: none of predictions: the outputs and targets in track do "
+                f"not fit task {task}"
+            )
             self.data = None
-        if self.data is not None and trainer.is_global_zero:
-            for name, figure in FIGURES[task](self).items():
-                log_figure(trainer, f"view/{name}/{stage}", figure)
+        else:
+            if trainer.is_global_zero:
+                for name, figure in FIGURES[task](self).items():
+                    log_figure(trainer, f"view/{name}/{stage}", figure)
         self.loader = None
 
-    def gather(self) -> None:
-        """Collect the kept samples of all processes. All processes must call this.
-        Raise RuntimeError or ValueError in all of them if a batch does not fit the
-        task, or has samples of another shape."""
-        batches = chain(*gather(to_host(self.batches)))
-        columns = map(torch.cat, zip(*batches, strict=True))
-        self.indices, *self.columns = columns
+    on_test_end = on_validation_end
 
-    def images(self, rows: Tensor) -> Tensor:
-        """Read the images of kept samples again. Return (len(rows), 3, H, W) in [0, 1].
+    def images(self, indices: Tensor) -> Tensor:
+        """Read the images of samples again. Return (N, 3, H, W) in [0, 1].
 
-        rows: Row numbers in `columns`, int64.
+        indices: The positions of the samples in the data set, int64 (N,).
         """
-        samples = self.loader.dataset.__getitems__(self.indices[rows].tolist())
+        samples = self.loader.dataset.__getitems__(indices.tolist())
         return displayable(inputs_of(samples))
 
 
@@ -234,9 +223,9 @@ def multiclass_figures(kept: PredictionFigures) -> dict[str, Figure]:
     figures = {"confusion_matrix": confusion_matrix(counts, names, title)}
     if not has_images(kept.data):
         return figures
-    rows = (true >= 0).nonzero()[:, 0]  # the loss ignores the others
-    badness = torch.where(true == predicted, -shares, shares)[rows]
-    rows = rows[badness.argsort(descending=True, stable=True)][:NUM_IMAGES]
+    badness = torch.where(true == predicted, -shares, shares)
+    rows = badness.argsort(descending=True, stable=True)
+    rows = rows[true[rows] >= 0][:NUM_IMAGES]  # the loss ignores the others
     texts = []
     for row in rows.tolist():
         text = f"{names[predicted[row]]:.9} {shares[row]:.0%}"
@@ -244,7 +233,8 @@ def multiclass_figures(kept: PredictionFigures) -> dict[str, Figure]:
             text += f"\nis {names[true[row]]:.9}"
         texts.append(text)
     title += ", the worst first"
-    figures["predictions"] = image_grid(kept.images(rows), texts, title)
+    images = kept.images(kept.indices[rows])
+    figures["predictions"] = image_grid(images, texts, title)
     return figures
 
 
@@ -253,7 +243,7 @@ def segmentation_figures(kept: PredictionFigures) -> dict[str, Figure]:
     with the predicted mask."""
     if not has_images(kept.data):
         return {}
-    images = kept.images(torch.arange(len(kept.indices)))
+    images = kept.images(kept.indices)
     masked = [overlay(images, masks) for masks in kept.columns]
     tiles = torch.cat([images, *masked], 2)
     title = "images, true masks, predicted masks"
@@ -319,8 +309,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figu
         axes.set_yticks(range(num), names, fontsize=7)
     if num <= 20:
         for i, j in counts.nonzero().tolist():
-            text = f"{counts[i, j]}"
-            axes.text(j, i, text, ha="center", va="center", fontsize=6)
+            axes.text(j, i, f"{counts[i, j]}", ha="center", va="center", fontsize=6)
     return figure
 
 
@@ -344,11 +333,18 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     axes.imshow(grid.permute(1, 2, 0).numpy())
     for i, text in enumerate(texts):
         row, column = divmod(i, NUM_COLUMNS)
-        x, y = (column + 0.5) * width, row * height + top / 2
         colour = "black"
         if "\n" in text:
             colour = "firebrick"
-        axes.text(x, y, text, fontsize=5, color=colour, ha="center", va="center")
+        axes.text(
+            (column + 0.5) * width,
+            row * height + top / 2,
+            text,
+            fontsize=5,
+            color=colour,
+            ha="center",
+            va="center",
+        )
     return figure
 
 
@@ -361,9 +357,9 @@ def overlay(images: Tensor, masks: Tensor) -> Tensor:
     """
     masks = masks.reshape(len(masks), 1, *masks.shape[-2:])
     masks = interpolate(masks.float(), images.shape[-2:]).long()
-    has_colour = (masks >= 0) & (masks < 255)
-    colours = PALETTE[masks[:, 0].clamp(0, 255)].permute(0, 3, 1, 2) / 255
-    return torch.where(has_colour, (images + colours) / 2, images)
+    classes = masks.clamp(0, 254)
+    colours = PALETTE[classes[:, 0]].permute(0, 3, 1, 2) / 255
+    return torch.where(masks == classes, (images + colours) / 2, images)
 
 
 def displayable(images: Tensor) -> Tensor:
@@ -377,7 +373,7 @@ def displayable(images: Tensor) -> Tensor:
     """
     x = images.detach().cpu().float()
     if x.shape[1] != 3:
-        x = x.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+        x = x.mean(1, keepdim=True).repeat(1, 3, 1, 1)
     x = x - x.amin((1, 2, 3), keepdim=True)
     return x / x.amax((1, 2, 3), keepdim=True).clamp(min=1e-12)
 
@@ -386,5 +382,4 @@ def spread(num: int, count: int) -> Tensor:
     """Return at most `count` indices from 0 to num - 1, int64, with equal distances.
     The first `count` indices could all have one class, because data may be sorted by
     class."""
-    stop = max(0, num - 1)
-    return torch.linspace(0, stop, min(num, count), dtype=torch.float64).long()
+    return torch.linspace(0, num - 1, min(num, count), dtype=torch.float64).long()

@@ -55,14 +55,17 @@ def images_by_class(folder: Path) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
     class; its name is the name of the class. Raise UserError if a name is not UTF-8:
     no picture could show it."""
-    images = {path.name: list_images(path) for path in folders_in(folder)}
-    for name in images:
+    classes = {}
+    for path in folders_in(folder):
+        name = path.name
         if name != name.encode(errors="replace").decode():
             raise UserError(
-                f"{folder / name}: the name of the class is not UTF-8",
-                "rename the folder",
+                f"{path}: the name of the class is not UTF-8", "rename the folder"
             )
-    return {name: paths for name, paths in images.items() if paths}
+        images = list_images(path)
+        if images:
+            classes[name] = images
+    return classes
 
 
 @dataclass(eq=False)

@@ -103,7 +103,16 @@ class OpenLoggers(Extra):
         for logger in trainer.loggers:
             logger.log_hyperparams(parameters)
             if isinstance(logger, TensorBoardLogger):
-                start_curves(logger, parameters, self.first_step)
+                writer = logger.experiment.file_writer
+                # TensorBoard drops the points from this step on that an earlier start
+                # has written after its last checkpoint. It ignores the first such event
+                # of a run, so a new run needs one, too.
+                start = SessionLog(status=SessionLog.START)
+                writer.add_event(Event(step=self.first_step, session_log=start))
+                # The first summary would list columns. TensorBoard takes the parameters
+                # that differ first.
+                for summary in hparams(parameters, {})[1:]:
+                    writer.add_summary(summary)
                 folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
                 say(f"Curves: tensorboard --logdir {folder}")
 
@@ -148,7 +157,6 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
     """
     name = config.class_path.rpartition(".")[2]
     title = spec.config.name
-    folder = str(run.folder)
     version = run.folder.name
     defaults: dict[str, dict[str, Any]] = {
         "TensorBoardLogger": {
@@ -159,14 +167,14 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
         },
         # Lightning's writer deletes an earlier metrics.csv: it counts versions of its
         # folder
-        "CSVLogger": {"save_dir": folder, "name": "csv"},
+        "CSVLogger": {"save_dir": run.folder, "name": "csv"},
         "WandbLogger": {
-            "save_dir": folder,
+            "save_dir": run.folder,
             "name": f"{title}/{version}",
             "project": os.environ.get("WANDB_PROJECT", PROJECT.package),
         },
         "MLFlowLogger": {
-            "save_dir": str(run.root / "mlruns"),
+            "save_dir": run.root / "mlruns",
             "experiment_name": title,
             "run_name": version,
         },
@@ -189,26 +197,6 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
         raise UserError(f"{name} cannot start: {first_line(error)}") from error
 
 
-def start_curves(
-    logger: TensorBoardLogger, parameters: dict[str, Any], step: int
-) -> None:
-    """Tell TensorBoard the first step of this start, and the hyperparameters.
-
-    TensorBoard then drops the points from this step on that an earlier start of the run
-    has written after its last checkpoint.
-
-    parameters: The hyperparameters by name, as plain values.
-    """
-    writer = logger.experiment.file_writer
-    # It ignores the first such event of a run, so a new run needs one, too.
-    restart = SessionLog(status=SessionLog.START)
-    writer.add_event(Event(step=step, session_log=restart))
-    # The first summary would list columns. TensorBoard takes the parameters that differ
-    # first.
-    for summary in hparams(parameters, {})[1:]:
-        writer.add_summary(summary)
-
-
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in which experiments differ, such as {"model.lr": 0.01,
     "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
@@ -225,7 +213,7 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     for key, value in flatten(parts).items():
         if value is None or key.rpartition(".")[2] in WITHOUT_EFFECT:
             continue
-        if not isinstance(value, bool | int | float | str):
+        if not isinstance(value, int | float | str):
             value = str(value)
         # MLflow refuses model.parameter_groups.*.bias.lr
         parameters[re.sub(r"[^\w/. -]", "_", key)] = value

@@ -45,7 +45,8 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         classes are proposed, too.
     """
     if message.lower().startswith("unrecognized arguments: "):
-        word = message.split()[2].partition("=")[0]
+        # "" is a variable of a shell that is not set
+        word = message.split(" ")[2].partition("=")[0]
         if not word.startswith("-"):
             return f"unknown argument {word!r}; a config file needs --config"
         classes = {
@@ -106,7 +107,7 @@ def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> 
 
     Only the last words are compared, so that --lr and --learning_rate find --model.lr.
 
-    name: The name as it was typed, with or without the two dashes.
+    name: The name as it was typed, with or without dashes.
     parser: Its keys are proposed.
     classes: {setting: import path of its class}. The arguments of these classes are
         proposed, too. The last class is the likeliest.
@@ -116,9 +117,13 @@ def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> 
         if class_path:
             arguments = parser_of(class_path).get_defaults().keys()
             names += [f"{key}.{argument}" for argument in arguments]
-    by_word = SYNONYMS | {name.rpartition(".")[2]: name for name in names}
     typed = name.lstrip("-")
-    dashes = name.removesuffix(typed)
+    # a foreign class may lack the setting that a synonym stands for
+    synonyms = {word: key for word, key in SYNONYMS.items() if key != typed}
+    by_word = synonyms | {name.rpartition(".")[2]: name for name in names}
+    dashes = ""
+    if name.startswith("-"):
+        dashes = "--"
     return did_you_mean(typed.rpartition(".")[2], by_word, dashes)
 
 

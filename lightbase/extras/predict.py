@@ -4,7 +4,9 @@
 `true_columns` give the columns of a table; the task of the module decides which ones.
 """
 
+import io
 from argparse import Namespace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from lightbase.core.errors import UserError
+from lightbase.core.files import write_whole
 from lightbase.core.predictions import (
     PALETTE,
     class_names,
-    label_names,
     probabilities,
 )
 
@@ -41,7 +43,9 @@ def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
             content[name] = np.stack(arrays)
         except ValueError:  # the samples differ in shape
             content |= {f"{name}.{i}": array for i, array in enumerate(arrays)}
-    np.savez(path, **content)  # type: ignore[arg-type]
+    buffer = io.BytesIO()
+    np.savez(buffer, **content)  # type: ignore[arg-type]
+    write_whole(path, buffer.getbuffer())
 
 
 def numpy_array(tensor: Tensor) -> np.ndarray:
@@ -61,9 +65,9 @@ def write_masks(folder: Path, names: Names, masks: Rows) -> None:
     too many classes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [(folder / f"{Path(name).stem}.png").resolve() for name in names]
-    inputs = [Path(name).resolve() for name in names]
-    if len({*paths, *inputs}) < 2 * len(names):
+    paths = [folder / f"{Path(name).stem}.png" for name in names]
+    files = {path.resolve() for path in [*paths, *map(Path, names)]}
+    if len(files) < 2 * len(names):
         raise UserError(
             f"--output {folder}: two inputs have one name, or an input is in this "
             "folder",
@@ -72,11 +76,16 @@ def write_masks(folder: Path, names: Names, masks: Rows) -> None:
         )
     for path, mask in zip(paths, masks, strict=True):
         if mask.max() > 255:
-            problem = f"--output {folder}: an image has no class {mask.max()}"
-            raise UserError(problem, "give --output FILE.npz", 2)
+            raise UserError(
+                f"--output {folder}: an image has no class {mask.max()}",
+                "give --output FILE.npz",
+                2,
+            )
         image = Image.fromarray(mask.byte().numpy()).convert("P")
         image.putpalette(PALETTE.flatten().tolist())
-        image.save(path)
+        buffer = io.BytesIO()
+        image.save(buffer, "png")
+        write_whole(path, buffer.getbuffer())
 
 
 def prediction_columns(
@@ -100,8 +109,8 @@ def prediction_columns(
         columns = class_columns(values, names, options.top_k)
     elif task == "multilabel" and has_classes and options.top_k == 1:
         values = probabilities(torch.stack(rows))
-        is_set = values > options.threshold
-        columns = {"labels": [label_names(row, names) for row in is_set]}
+        is_set = (values > options.threshold).tolist()
+        columns = {"labels": [", ".join(compress(names, row)) for row in is_set]}
     elif options.top_k > 1 or options.probabilities:
         raise UserError(
             "--top_k is for task multiclass, and --probabilities for multilabel, too; "

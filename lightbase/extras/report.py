@@ -57,8 +57,7 @@ class ClassReport(Callback):
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise UserError if the task has no classes."""
-        is_ours = isinstance(pl_module, BaseModule)
-        if not is_ours or pl_module.task not in TASKS:
+        if not isinstance(pl_module, BaseModule) or pl_module.task not in TASKS:
             raise UserError(
                 f"--report: {type(pl_module).__name__} predicts no classes",
                 f"its attribute task has to be one of {', '.join(TASKS)}",
@@ -72,8 +71,10 @@ class ClassReport(Callback):
             outputs, targets = pl_module.tracked
             counts = class_counts(pl_module.task, outputs.float(), targets)
         except MISFITS as error:
-            problem = f"what test_step gives track does not fit task {pl_module.task}"
-            raise UserError(problem, status=2) from error
+            raise UserError(
+                f"what test_step gives track does not fit task {pl_module.task}",
+                status=2,
+            ) from error
         self.counts = self.counts + counts
         pl_module.tracked = None  # the next step may not call `track`
 
@@ -89,7 +90,7 @@ class ClassReport(Callback):
             matrix = zip(names, *counts.T.tolist(), strict=True)
             text = as_csv([("true / predicted", *names), *matrix])
             write_whole(self.folder / "confusion_matrix.csv", text)
-        columns = [column.tolist() for column in scores.values()]
+        columns = map(Tensor.tolist, scores.values())
         rows = [("class", *scores), *zip(names, *columns, strict=True)]
         file = self.folder / "report.csv"
         write_whole(file, as_csv(rows))

@@ -24,8 +24,13 @@ from lightbase.core.extra import Extra
 from lightbase.core.pictures import has_pictures, log_figure
 
 PHASES = (
-    *("data_loading", "transfer_transforms", "forward", "backward"),
-    *("optimizer", "logging", "other"),
+    "data_loading",
+    "transfer_transforms",
+    "forward",
+    "backward",
+    "optimizer",
+    "logging",
+    "other",
 )
 """Forward includes the loss; optimizer includes its schedule and clipping; logging is
 curves, the progress bar and other callbacks at the end of a batch; other is the rest of
@@ -229,7 +234,7 @@ class StepTimer(Extra):
     step_ms: The mean time of a step in milliseconds.
     """
 
-    clock: PhaseClock | None = None
+    clock = PassThroughProfiler()  # does nothing
     shares: dict[str, float] = {}
     step_ms = 0.0
 
@@ -243,21 +248,20 @@ class StepTimer(Extra):
 
     # Lightning calls these hooks in manual optimization, too, where it profiles nothing
     def on_before_backward(self, *_: Any) -> None:
-        if self.clock:
-            self.clock.start("backward_of_loss")
+        self.clock.start("backward_of_loss")
 
     def on_after_backward(self, *_: Any) -> None:
-        if self.clock:
-            self.clock.stop("backward_of_loss")
+        self.clock.stop("backward_of_loss")
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Read the clock, and give the pie to the loggers."""
         num = num_steps(trainer) - self.first_step
-        if num and self.clock:
+        if num and isinstance(self.clock, PhaseClock):
             self.clock.end_steps()
-            total = sum(self.clock.seconds.values())
+            seconds = self.clock.seconds
+            total = sum(seconds.values())
             self.step_ms = 1e3 * total / num
-            self.shares = {x: part / total for x, part in self.clock.seconds.items()}
+            self.shares = {phase: part / total for phase, part in seconds.items()}
             if has_pictures(trainer):
                 log_figure(trainer, "watch/step_time/pie", self.pie())
 

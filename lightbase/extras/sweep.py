@@ -27,14 +27,21 @@ from filelock import FileLock, Timeout
 from numpy.random import SeedSequence
 
 from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import read_json, refuse_links, relative_to_cwd
+from lightbase.core.files import (
+    LARGEST_TEXT,
+    check_readable,
+    read_json,
+    refuse_links,
+    relative_to_cwd,
+)
 from lightbase.core.signals import SIGNALS, Stopped
 
 try:
     import optuna
 except ImportError as error:
-    way_out = 'pip install -c constraints.txt -e ".[sweep]"'
-    raise UserError(f"a sweep needs Optuna: {error}", way_out) from error
+    raise UserError(
+        f"a sweep needs Optuna: {error}", 'pip install -c constraints.txt -e ".[sweep]"'
+    ) from error
 
 from optuna import Study
 from optuna.distributions import CategoricalDistribution as Choices
@@ -48,8 +55,9 @@ Flags = list[str]  # of train.py
 Train = Callable[[Flags], Any]
 """A function that trains a run by the arguments of train.py."""
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""The disk is full, over its quota, or read-only. This is no result of a trial."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""The disk is full, over its quota or read-only, or a file is over its limit. This is
+no result of a trial."""
 RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 
@@ -72,9 +80,11 @@ def read_search(search: str) -> tuple[str, Any]:
         words = [text[x.start_mark.index : x.end_mark.index] for x in items.value]
         return flag, Choices(words)
     except (ValueError, yaml.YAMLError) as error:
-        problem = f"--search {search}: {first_line(error)}"
-        way_out = "give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1"
-        raise UserError(problem, way_out, 2) from error
+        raise UserError(
+            f"--search {search}: {first_line(error)}",
+            "give FLAG=a,b,c, FLAG=1..9 or FLAG=log:1e-4..1e-1",
+            2,
+        ) from error
 
 
 def read_range(log: str | None, low: str, high: str) -> Any:
@@ -219,8 +229,9 @@ class Sweep:
                     if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
                         raise
                 traceback.print_exc()
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                self.study.set_user_attr(name, reason)
+                self.study.set_user_attr(
+                    name, f"{type(error).__name__}: {first_line(error)}"
+                )
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
     def arguments(self, run: Path, values: Values) -> Flags:
@@ -230,8 +241,10 @@ class Sweep:
         run: The folder of the trial's run.
         values: The values of the trial by flag.
         """
-        name = f"{self.folder.name}/{run.parent.name}"
-        place = [f"--name={name}", f"--trainer.default_root_dir={self.folder.parent}"]
+        place = [
+            f"--name={self.folder.name}/{run.parent.name}",
+            f"--trainer.default_root_dir={self.folder.parent}",
+        ]
         if (run / "checkpoints" / "last.ckpt").is_file():
             return [*place, "--ckpt_path=last"]
         shutil.rmtree(run, ignore_errors=True)
@@ -245,33 +258,46 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     settings: What all starts have in common, for JSON: the config by flag, and
         `search`.
     mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if an earlier start had other settings, for a link in the folder,
-    and for a folder with trials but without a study, as of version 0.3.
+    Raise UserError if the file is damaged, if an earlier start had other settings, for
+    a link in the folder, and for a folder with trials but without a study, as of
+    version 0.3.
     """
     refuse_links([folder, *folder.rglob("*")])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
     if not file.exists() and any(folder.glob("trial_*")):
-        problem = f"{relative_to_cwd(folder)} has trials, but no study.journal"
-        raise UserError(problem, "give another --name", 2)
+        raise UserError(
+            f"{relative_to_cwd(folder)} has trials, but no study.journal",
+            "give another --name",
+            2,
+        )
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with lock:
-        file.touch()
-        # a full disk may have cut the last line: the next would be appended to it
-        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
-        study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(file), lock)),
-            study_name=folder.name,
-            direction=f"{mode}imize",  # type: ignore[arg-type]
-            load_if_exists=True,
-        )
-        before = study.user_attrs.get("settings", settings)
-        study.set_user_attr("settings", before)
+    try:
+        with lock:
+            file.touch()
+            check_readable(file, LARGEST_TEXT)  # reading a pipe would not end
+            # a full disk may have cut the last line: the next would be appended to it
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+            study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(file), lock)),
+                study_name=folder.name,
+                direction=f"{mode}imize",  # type: ignore[arg-type]
+                load_if_exists=True,
+            )
+            before = study.user_attrs.get("settings", settings)
+            study.set_user_attr("settings", before)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be read: {error!r}", "give another --name"
+        ) from error
     for key in before | settings:
         if before.get(key) != settings.get(key):
-            problem = f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}"
-            raise UserError(problem, "give the same, or another --name", 2)
+            raise UserError(
+                f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}",
+                "give the same, or another --name",
+                2,
+            )
     return study, lock
 
 

@@ -38,16 +38,14 @@ class ValidatedWeights(Extra):
     the others back when the validation ends; the fingerprints must be taken before.
 
     step: The number of optimizer steps at the newest validation, -1 before it.
+
+    These attributes exist after a validation:
     fingerprints: See `fingerprints`: of the parameters and buffers at this step.
     suspects: The names of classes that may have changed the weights.
     """
 
     is_first = True
-
-    def __init__(self) -> None:
-        self.step = -1  # of the newest validation
-        self.fingerprints: dict[str, Tensor] = {}
-        self.suspects: list[str] = []
+    step = -1
 
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule
@@ -73,10 +71,9 @@ class ValidatedWeights(Extra):
         saved = fingerprints(checkpoint["state_dict"])
         saved, measured = to_host((saved, self.fingerprints))
         if any(saved[name] != measured[name] for name in saved.keys() & measured):
-            names = " or ".join(self.suspects)
             raise UserError(
-                f"{names} changes the weights between a validation and best.ckpt, "
-                "which would hold others than were measured",
+                f"{' or '.join(self.suspects)} changes the weights between a "
+                "validation and best.ckpt, which would hold others than were measured",
                 "change them after optimizer steps, in on_train_batch_end, or use "
                 "--monitor null",
             )

@@ -100,7 +100,8 @@ DOES_NOT_FIT = """
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
 --model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
 --model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
---model.net test_cli.fetches --model.net.url http://x | is not there: <urlopen error http://x
+--model.net test_cli.fetches --model.net.url http://x | a download failed: http://x
+--model.net test_cli.fetches --model.net.file x.pth | is not there: x.pth
 """
 
 
@@ -118,6 +119,10 @@ def test_two_lines_for_a_command_line(
     for part in expected:
         assert part in error
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_argument(train, capsys):
+    assert "unknown argument ''" in fails(capsys, 2, lambda: train(""))
 
 
 # a pattern in tiny.yaml, what takes its place, and what the error names
@@ -170,8 +175,10 @@ class Broken(nn.Module):
         raise ValueError("a bug")
 
 
-def fetches(num_classes: int = 4, url: str = "") -> nn.Module:
+def fetches(num_classes: int = 4, url: str = "", file: str = "") -> nn.Module:
     """As torchvision's functions do, which build a network and fetch its weights."""
+    if file:
+        raise FileNotFoundError(file)
     if url:
         raise URLError(f"{url} cannot be reached")
     raise NameError("a bug")

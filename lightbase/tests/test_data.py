@@ -24,7 +24,7 @@ def gpu_of(data: Any, monkeypatch: pytest.MonkeyPatch, kind: str = "cuda") -> No
     """A stand-in for a GPU, whose memory is on the device meta."""
     monkeypatch.setattr(data.trainer.strategy, "_root_device", torch.device(kind, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
-    on_meta = lambda self, _: TensorBatches((self.inputs.to("meta"), self.targets))  # noqa: E731
+    on_meta = lambda self, _: TensorBatches((self.values[0].to("meta"), self.targets))  # noqa: E731
     monkeypatch.setattr(TensorBatches, "to", on_meta)
 
 
@@ -32,11 +32,11 @@ def test_training_and_validation_share_the_training_set_and_the_split_is_seeded(
     splits = labelled(200).splits
     train, val = splits["train"], splits["val"]
     assert len(val) == 20
-    both = torch.cat([train.inputs, val.inputs])
+    both = torch.cat([train.values[0], val.values[0]])
     assert sorted(both.tolist()) == list(range(200))
-    assert torch.equal(labelled(200).splits["val"].inputs, val.inputs)
+    assert torch.equal(labelled(200).splits["val"].values[0], val.values[0])
     other = labelled(200, split_seed=1).splits["val"]
-    assert not torch.equal(other.inputs, val.inputs)
+    assert not torch.equal(other.values[0], val.values[0])
     # no copy
     assert train.all_values[0].data_ptr() == val.all_values[0].data_ptr()
     moved = val.to(torch.device("cpu"))  # a GPU gets nothing but its samples

@@ -112,6 +112,19 @@ def test_what_cannot_be_exported_is_refused(net, text):
         graph_file(model, PlainImages(), "pt2")
 
 
+class ReturnsTwo(PlainWithStep):
+    def predict_step(self, batch, batch_idx: int):
+        return batch[0], batch[0]
+
+
+def test_a_step_that_returns_no_tensor_is_refused():
+    model = ReturnsTwo()
+    model.example_input_array = torch.zeros(1, 3, 8, 8)
+    problem = "predict_step of ReturnsTwo has to return a tensor"
+    with pytest.raises(UserError, match=problem):
+        graph_file(model, PlainImages(), "pt2")
+
+
 def test_exported_weights_give_the_same_outputs_in_plain_torch(trained):
     best = trained()[0] / "checkpoints" / "best.ckpt"
     output = export.main(["--ckpt_path", str(best)])

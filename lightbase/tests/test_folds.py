@@ -50,7 +50,7 @@ def check_folds(tested: list[list[int]]) -> None:
 def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
     tested = []
     for splits in folds():
-        parts = [splits[name].inputs.tolist() for name in ("test", "val", "train")]
+        parts = [splits[name].values[0].tolist() for name in ("test", "val", "train")]
         assert sorted(chain(*parts)) == list(range(53))
         test, val, _ = parts
         assert len(val) == round(0.2 * (53 - len(test)))
@@ -65,8 +65,8 @@ def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
 
 def test_the_folds_follow_from_split_seed_alone() -> None:
     few = torch.arange(6), torch.zeros(6, dtype=torch.int64)  # on any machine
-    assert folds(2, few)[0]["test"].inputs.tolist() == [1, 2, 3]
-    assert folds(2, few, split_seed=2)[0]["test"].inputs.tolist() != [1, 2, 3]
+    assert folds(2, few)[0]["test"].values[0].tolist() == [1, 2, 3]
+    assert folds(2, few, split_seed=2)[0]["test"].values[0].tolist() != [1, 2, 3]
 
 
 def test_an_own_validation_set_stays_and_no_test_set_is_needed() -> None:

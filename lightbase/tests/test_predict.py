@@ -161,6 +161,9 @@ def test_the_outputs_of_a_detector_may_differ_in_length(tmp_path) -> None:
         boxes = {"boxes": torch.zeros(num, 4)}
         collector.on_predict_batch_end(None, None, [boxes], None)
     write_arrays(tmp_path / "x.npz", ["a", "b"], collector.outputs)
+    (tmp_path / "y.npz").symlink_to(tmp_path / "x.npz")
+    with pytest.raises(UserError, match="nothing is written through a link"):
+        write_arrays(tmp_path / "y.npz", [], {})
     with np.load(tmp_path / "x.npz") as arrays:
         assert [arrays[f"boxes.{i}"].shape for i in range(2)] == [(1, 4), (2, 4)]
 
@@ -216,6 +219,12 @@ def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
     with Image.open(tmp_path / "masks" / "39.png") as image:
         assert image.mode == "P"
         assert (np.array(image) == x[39].argmax(0).numpy()).all()
+    link = tmp_path / "masks" / "39.png"
+    link.unlink()
+    link.symlink_to(tmp_path / "elsewhere")
+    error = fails(capsys, 2, lambda: predict([*ckpt, "--output", str(link.parent)]))
+    assert f"nothing is written through a link: {link}" in error
+    assert not (tmp_path / "elsewhere").exists()
     assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
     train(flags_of("segmentation", "tasks.Parts"), "--model.task null --name parts")
     ckpt = best_of(tmp_path, "parts")

@@ -78,7 +78,7 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     drawing = Drawing(monkeypatch)
     result = train(ON)
     data = drawing.trainer.datamodule
-    images, targets = data.splits["test"].inputs, data.splits["test"].targets
+    images, targets = data.splits["test"].values[0], data.splits["test"].targets
     with torch.no_grad():
         logits = drawing.trainer.lightning_module.net(data.normalize(images))
     shares, predicted = logits.softmax(1).max(1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from lightning import Callback
+from matplotlib.figure import Figure
 from paths import HERE, fails, script
 from torch.utils.tensorboard import SummaryWriter
 
@@ -168,6 +169,46 @@ def test_the_table_needs_no_torch(root: Path) -> None:
     assert output.splitlines()[-1] == "set()"
 
 
+def test_brackets_that_are_nested_deeply_do_not_end_the_process(root: Path) -> None:
+    """libyaml would end it by a segmentation fault."""
+    config = root / "mlp/version_0/config.yaml"
+    config.write_text("[" * 100_000)
+    flags = ["--trainer.default_root_dir", str(root)]
+    command = [sys.executable, "scripts/runs.py", *flags]
+    run = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    assert run.returncode == 0
+    assert len(run.stdout.splitlines()) == 5
+    assert "mlp/version_0 has a damaged file" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_the_time_grows_with_the_number_of_runs(tmp_path: Path) -> None:
+    """The CPU seconds for 200 and for 2,000 runs."""
+    code = "import resource, subprocess, sys\n"
+    code += "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+    code += "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+    code += "print(used.ru_utime + used.ru_stime)"
+    seconds = []
+    for num_runs in (200, 2000):
+        root = tmp_path / str(num_runs)
+        for number in range(num_runs):
+            path = f"sweep/trial_{number}/version_0"
+            write_run(root, path, lr=number, best=0.5, test=0.5)
+        flags = ["--trainer.default_root_dir", str(root)]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            sys.executable,
+            "scripts/runs.py",
+            *flags,
+        ]
+        printed = subprocess.check_output(command, cwd=HERE, text=True)
+        seconds.append(float(printed))
+    assert seconds[1] <= 15 * seconds[0]
+
+
 class Failing(Callback):
     def on_train_epoch_start(self, *_: Any) -> None:
         raise UserError("failed")
@@ -200,10 +241,15 @@ def test_the_plot_has_a_chart_for_each_curve(root, capsys, caplog, monkeypatch):
                 writer.add_scalar(tag, math.nan, 1)
     figures: list[Any] = []
     monkeypatch.chdir(root)
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, _: figures.append(figure)
-    )
+    save = Figure.savefig
+
+    def keep(figure: Figure, *args: Any, **options: Any) -> None:
+        figures.append(figure)
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     call(root, "mlp", "--plot", "x.svg")
+    assert "<svg" in (root / "x.svg").read_text()
     assert capsys.readouterr().out.startswith("Curves: x.svg\n")
     assert not caplog.records, "TensorBoard warns of points before a resume"
     charts = figures[0].axes
@@ -214,3 +260,6 @@ def test_the_plot_has_a_chart_for_each_curve(root, capsys, caplog, monkeypatch):
     (legend,) = figures[0].legends
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["mlp/version_0", "mlp/version_2", "mlp/version_10"]
+    (root / "x.pdf").symlink_to(root / "elsewhere")
+    assert "through a link" in refused(capsys, root, "mlp", "--plot", "x.pdf")
+    assert not (root / "elsewhere").exists()

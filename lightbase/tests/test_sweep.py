@@ -94,6 +94,16 @@ def test_a_folder_with_trials_of_no_study_is_refused(sweep, tmp_path, capsys):
     assert "has trials, but no study.journal\ngive another --name" in error
 
 
+@pytest.mark.parametrize("line", ["{}", '{"op_code": 0}', "[]", "oops", "\0"])
+def test_a_damaged_study_is_refused(sweep, tmp_path, capsys, line):
+    (tmp_path / "tried").mkdir()
+    file = tmp_path / "tried" / "study.journal"
+    file.write_text(f"{line}\n" * 2)
+    error = fails(capsys, 1, lambda: sweep("--search", "model.lr=0.1"))
+    assert f"{file} cannot be read: " in error
+    assert error.endswith("\ngive another --name")
+
+
 class Interrupted(BaseException):
     """Like a kill: nothing is saved or recorded."""
 
@@ -155,7 +165,7 @@ def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch):
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
     study = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
     best = f"{study.best_value:.4g}"
-    first, second, _, *rows, flags = capsys.readouterr().out.splitlines()[-6:]
+    first, second, _, *rows, hint, flags = capsys.readouterr().out.splitlines()[-7:]
     reason = "failed, UserError: the training loss is NaN"
     assert first.startswith(
         f"trial trial_000, model.lr 1e30, val/acc -, state {reason}"
@@ -163,6 +173,7 @@ def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
     assert second == f"trial trial_001, model.lr 0.1, val/acc {best}, state complete"
     assert reason in rows[0]
     assert rows[1].split() == ["trial_001", "0.1", best, "complete"]
+    assert hint.startswith("Failed trials are not trained again")
     assert flags.endswith(" --model.lr=0.1")
 
 
@@ -206,7 +217,7 @@ def write_run(args: list[str]) -> None:
 
 
 def full_disk(*_: Any) -> None:
-    raise UserError("last.ckpt cannot be written") from OSError(errno.ENOSPC, "full")
+    raise UserError("last.ckpt cannot be written") from OSError(errno.EFBIG, "full")
 
 
 def signal_and_fail(*_: Any) -> None:

@@ -37,7 +37,7 @@ TOOLS = ["evaluate"] + [
 
 
 def samples(data, split: str) -> set[float]:
-    return set(data.splits[split].inputs[:, 0].tolist())
+    return set(data.splits[split].values[0][:, 0].tolist())
 
 
 def error_of(capsys, tool: str, *args: object) -> str:

@@ -91,7 +91,7 @@ def delete_extra(library: Path, name: str) -> None:
     for file in [*files, *(f"tests/{test}" for test in tests)]:
         (library / file).unlink(missing_ok=True)
     gone = {f"lightbase.extras.{name}", f"lightbase.commands.{name}"}
-    changed = [library / "__init__.py", *(library / "commands").glob("*.py")]
+    changed = [*library.glob("__init__.py*"), *(library / "commands").glob("*.py")]
     prunes = {path: Prune(gone) for path in changed}
     num_before = 0
     while len(gone) > num_before:

@@ -34,8 +34,18 @@ class CIFAR10(BaseDataModule):
             epochs.
     """
 
-    classes = ["airplane", "automobile", "bird", "cat", "deer"]
-    classes += ["dog", "frog", "horse", "ship", "truck"]
+    classes = [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
     image_shape = (3, 32, 32)
 
     def __init__(

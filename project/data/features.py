@@ -66,8 +66,9 @@ class Features(BaseDataModule):
         for place, row in rows.items():
             label = row.pop(self.label_column, "")
             if not label:
-                problem = f"{place}: no label in a column {self.label_column!r}"
-                raise UserError(problem, WAY_OUT)
+                raise UserError(
+                    f"{place}: no label in a column {self.label_column!r}", WAY_OUT
+                )
             labels.append(label)
         return rows, labels
 
@@ -83,18 +84,23 @@ class Features(BaseDataModule):
             rows, labels = self.table
             self.columns = self.columns or list(next(iter(rows.values())))
             inputs = torch.tensor([self._numbers(*row) for row in rows.items()])
-            targets = torch.tensor([self.classes.index(label) for label in labels])
+            try:
+                targets = torch.tensor([self.classes.index(label) for label in labels])
+            except ValueError as error:  # the classes are those of the training
+                problem = f"{self.csv_path} has a label that the training had not"
+                way_out = "remove its rows, or start a new training with them"
+                raise UserError(f"{problem}: {error}", way_out) from error
         part = self.seeded_part(len(targets), split)
         return inputs[part], targets[part]
 
     def _generate(self) -> Batch:
         generator = torch.Generator().manual_seed(self.data_seed)
-        num_classes, num = len(self.classes), self.num_samples
+        num_classes = len(self.classes)
         centres = torch.randn(num_classes, self.num_features, generator=generator)
         # about 3.5 standard deviations apart, for any number of features
         centres *= 2.5 / self.num_features**0.5
-        targets = torch.randint(num_classes, (num,), generator=generator)
-        noise = torch.randn(num, self.num_features, generator=generator)
+        targets = torch.randint(num_classes, (self.num_samples,), generator=generator)
+        noise = torch.randn(len(targets), self.num_features, generator=generator)
         return centres[targets] + noise, targets
 
     def setup(self, stage: str) -> None:
@@ -129,6 +135,8 @@ class Features(BaseDataModule):
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         """Yield ("FILE:LINE", features) for each row of a CSV file. Only the columns of
         the training are read."""
+        if not self.columns:
+            raise UserError("the training had generated samples, without columns")
         for place, row in read_csv(path).items():
             yield place, torch.tensor(self._numbers(place, row))
 
@@ -140,8 +148,9 @@ class Features(BaseDataModule):
             if not all(map(math.isfinite, numbers)):
                 raise ValueError(f"{numbers} are not finite")
         except (KeyError, ValueError) as error:
-            problem = f"{place}: no number in a column: {error}"
-            raise UserError(problem, WAY_OUT) from error
+            raise UserError(
+                f"{place}: no number in a column: {error}", WAY_OUT
+            ) from error
         return numbers
 
 
@@ -160,12 +169,14 @@ def read_csv(path: Path) -> dict[str, dict[str, str]]:
             for row in reader:
                 line = reader.line_num
                 if None in row or None in row.values():
-                    problem = f"{path}:{line}: not as many cells as in the header"
-                    raise UserError(problem, WAY_OUT)
+                    raise UserError(
+                        f"{path}:{line}: not as many cells as in the header", WAY_OUT
+                    )
                 rows[f"{path}:{line}"] = row
     except (OSError, UnicodeError, csv.Error) as error:
-        problem = f"{path} cannot be read beyond line {line}: {error}"
-        raise UserError(problem, WAY_OUT) from error
+        raise UserError(
+            f"{path} cannot be read beyond line {line}: {error}", WAY_OUT
+        ) from error
     if not rows:
         raise UserError(f"{path} has no row below the header", WAY_OUT)
     return rows

@@ -58,15 +58,16 @@ class SyntheticImages(BaseDataModule):
             return torch.empty(num, *shape).uniform_(low, high, generator=generator)
 
         targets = torch.randint(num_classes, (num,), generator=generator)
+        kinds = targets[:, None, None]  # (N, 1, 1)
         num_angles = (num_classes + 1) // 2
-        angle = (targets % num_angles) * (math.pi / num_angles)
+        angle = (kinds % num_angles) * (math.pi / num_angles)
         # the first half of the classes has wide stripes
-        pixels = torch.where(targets < num_angles, 10.0, 5.0)
+        pixels = torch.where(kinds < num_angles, 10.0, 5.0)
         frequency = 2 * math.pi / pixels  # in radians a pixel
         x = torch.arange(width).float()
         y = torch.arange(height).float()[:, None]
-        wave_x = x * (frequency * angle.cos())[:, None, None]  # (N, 1, W)
-        wave_y = y * (frequency * angle.sin())[:, None, None]  # (N, H, 1)
+        wave_x = x * (frequency * angle.cos())  # (N, 1, W)
+        wave_y = y * (frequency * angle.sin())  # (N, H, 1)
         radius = min(height, width) / 4
         x_distance = x - uniform(0.3, 0.7, 1, 1) * width  # from the patch's middle
         y_distance = y - uniform(0.3, 0.7, 1, 1) * height

@@ -1,6 +1,7 @@
 """A small convolutional network that learns fast: its first layer is computed from the
 data, not trained."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -31,10 +32,10 @@ class Whiten(nn.Module):
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
-        self.num_inputs = in_channels * PATCH**2
-        directions = torch.eye(self.num_inputs).view(-1, in_channels, PATCH, PATCH)
+        num_inputs = in_channels * PATCH**2
+        directions = torch.eye(num_inputs).view(-1, in_channels, PATCH, PATCH)
         self.register_buffer("weight", torch.cat([directions, -directions]))
-        zeros = torch.zeros(2 * self.num_inputs)
+        zeros = torch.zeros(2 * num_inputs)
         self.register_buffer("offset", zeros)  # takes the mean off
         self.bias = nn.Parameter(zeros.clone())
 
@@ -74,23 +75,23 @@ def norm(channels: int) -> nn.BatchNorm2d:
     return layer
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions, each with batch norm and GELU. Max pooling after the first
-    one halves height and width.
+def block(in_channels: int, out_channels: int) -> nn.Sequential:
+    """Return two 3x3 convolutions, each with batch norm and GELU. Max pooling after the
+    first one halves height and width.
 
     Input (N, in_channels, H, W), output (N, out_channels, H // 2, W // 2).
     """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.conv1 = conv(in_channels, out_channels)
-        self.norm1 = norm(out_channels)
-        self.conv2 = conv(out_channels, out_channels)
-        self.norm2 = norm(out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.gelu(self.norm1(functional.max_pool2d(self.conv1(x), 2)))
-        return functional.gelu(self.norm2(self.conv2(x)))
+    return nn.Sequential(
+        OrderedDict(
+            conv1=conv(in_channels, out_channels),
+            pool=nn.MaxPool2d(2),
+            norm1=norm(out_channels),
+            gelu1=nn.GELU(),
+            conv2=conv(out_channels, out_channels),
+            norm2=norm(out_channels),
+            gelu2=nn.GELU(),
+        )
+    )
 
 
 class WhitenedCNN(nn.Module):
@@ -121,8 +122,8 @@ class WhitenedCNN(nn.Module):
     ) -> None:
         super().__init__()
         self.whiten = Whiten(in_channels)
-        channels = [2 * self.whiten.num_inputs, *widths]
-        self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(channels)))
+        channels = [len(self.whiten.weight), *widths]
+        self.blocks = nn.Sequential(*(block(*pair) for pair in pairwise(channels)))
         self.head = nn.Linear(channels[-1], num_classes, bias=False)
         self.scale = scale
         if mirror is None:

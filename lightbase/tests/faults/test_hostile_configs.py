@@ -219,7 +219,7 @@ def test_files_that_are_read_are_regular(place):
     run("runs")
     out, error = place.capsys.readouterr()
     assert "\\x1b[31mprogress.json" in out
-    assert error.count(" is damaged\n") == len(files)
+    assert error.count(" has a damaged file: ") == len(files)
     assert "\x1b" not in out + error
 
 
