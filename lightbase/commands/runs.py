@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -35,6 +36,8 @@ LARGEST_FOR_C = 20_000
 nested so deeply that they end the process."""
 DAMAGES = (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError)
 """What reading a damaged file raises. Its values may have any type."""
+NOT_GROUPED = (*RUN_LOCATION_KEYS, "seed_everything")
+"""Settings in which the runs of one setting may differ."""
 Row = dict[str, Any]
 Rows = list[Row]
 
@@ -193,6 +196,83 @@ def as_rows(runs: Runs) -> Rows:
     return rows
 
 
+def metrics_of(run: RunInfo) -> dict[str, float]:
+    """Return the numbers of a run that can be compared: the best value of its monitored
+    metric, and its test metrics."""
+    return {
+        name: value
+        for name, value in run.results.items()
+        if name.startswith(("best ", "test/")) and isinstance(value, float)
+    }
+
+
+def as_groups(runs: Runs) -> Rows:
+    """Return a row for each setting: runs that differ in the seed alone are one row. It
+    has their number `n`, how many are not finished, and the mean and the standard
+    deviation of each metric of the finished ones. All rows have the same columns."""
+    from lightbase.extras.spread import spread
+
+    groups: dict[str, Runs] = {}
+    for run in runs:
+        settings = {x: run.settings[x] for x in run.settings if x not in NOT_GROUPED}
+        groups.setdefault(repr(settings), []).append(run)
+    heads = as_rows([group[0] for group in groups.values()])
+    rows = []
+    for head, group in zip(heads, groups.values(), strict=True):
+        finished = [run for run in group if run.results["status"] == "finished"]
+        names = [run.results["name"] for run in group]
+        # runs of --seeds are NAME/seed_1, NAME/seed_2, ...
+        row: Row = {"name": os.path.commonpath(names) or names[0], "n": len(group)}
+        row["unfinished"] = len(group) - len(finished)
+        values: dict[str, list[float]] = {}
+        for run in finished:
+            for name, value in metrics_of(run).items():
+                values.setdefault(name, []).append(value)
+        for name in values:
+            total = spread(values[name])
+            row |= {name: total.mean, f"± {name}": total.deviation}
+        kept = {x: head[x] for x in head if "." in x and x not in NOT_GROUPED}
+        rows.append(row | kept)
+    columns = dict.fromkeys(itertools.chain(*rows))
+    return [{column: row.get(column) for column in columns} for row in rows]
+
+
+def compare(root: Path, names: list[str]) -> None:
+    """Print the difference of two settings for each metric, with its interval.
+
+    names: The NAME of each setting. Its runs have to differ in the seed alone.
+    Raise UserError unless there are two names, with at least two finished runs each.
+    """
+    from lightbase.extras.spread import difference, spread
+
+    if len(names) != 2:
+        raise UserError("--compare takes two names", "give NAME NAME", 2)
+    first, second = (finished_by_seed(root, name) for name in names)
+    metrics = set.intersection(*map(set, [*first.values(), *second.values()]))
+    for metric in sorted(metrics):
+        old = {seed: numbers[metric] for seed, numbers in first.items()}
+        new = {seed: numbers[metric] for seed, numbers in second.items()}
+        print(f"{metric} of {names[0]}: {spread([*old.values()]).text()}")
+        print(f"{metric} of {names[1]}: {spread([*new.values()]).text()}")
+        print(f"{metric}, second minus first: {difference(old, new).text()}")
+
+
+def finished_by_seed(root: Path, name: str) -> dict[int, dict[str, float]]:
+    """Return {seed: metrics} of the finished runs of a name; the newest counts. Raise
+    UserError if there are fewer than two."""
+    by_seed = {}
+    for run in find_runs(root, [name]):
+        if run.results["status"] == "finished":
+            by_seed[run.settings.get("seed_everything", 0)] = metrics_of(run)
+    if len(by_seed) < 2:
+        raise UserError(
+            f"--compare {name}: {len(by_seed)} finished runs with other seeds",
+            f"train.py --seeds 5 --name {name} trains some",
+            2,
+        )
+    return by_seed
+
+
 def short_text(value: Any) -> str:
     """Return a cell for people: `as_text`, with classes without their module, and at
     most 50 characters."""
@@ -306,6 +386,8 @@ def make_parser() -> ScriptParser:
         action="store_true",
         help="print the path of the best checkpoint, by validation",
     )
+    add("--group", action="store_true", help="one row for runs of several seeds")
+    add("--compare", action="store_true", help="the difference of two NAMEs")
     add(
         "--csv",
         type=output_file,
@@ -324,10 +406,13 @@ def main(args: Args = None) -> None:
     """
     with short_errors():
         options = make_parser().parse_args(args)
+        if options.compare:
+            compare(options.root, options.names)
+            return
         runs = find_runs(options.root, options.names)
         if options.sort:
             runs = sort_runs(runs, options.sort, better_by_name(options.sort))
-        rows = as_rows(runs)
+        rows = as_groups(runs) if options.group else as_rows(runs)
         if options.sort not in (None, *rows[0]):
             columns = ", ".join(rows[0])
             raise UserError(

@@ -4,11 +4,8 @@
 tests them (`train`). sweep.py, tune.py and lightbase/commands/python.py call the parts.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule
@@ -20,21 +17,24 @@ from lightbase.commands.extras import (
     register_strategies,
 )
 from lightbase.commands.script import find_project, is_interactive, short_errors
+from lightbase.commands.seeds import repeat_with_seeds
 from lightbase.core import run
 from lightbase.core.build import build
 from lightbase.core.callbacks import end_with_parent
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
-from lightbase.core.devices import check_one_device, cpu_threads
+from lightbase.core.devices import cpu_threads
 from lightbase.core.errors import UserError, imported, say
-from lightbase.core.files import relative_to_cwd, write_whole
+from lightbase.core.files import relative_to_cwd
 from lightbase.core.load import Loaded
 from lightbase.core.module import BaseModule
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.signals import SIGNALS
 from lightbase.core.spec import CommandLine, RunSpec, default_experiment, new_spec
-from lightbase.extras.seeds import read_seeds, train_seeds
-from lightbase.extras.spread import spread
+
+REPEATS = [repeat_with_seeds]
+"""Functions that train several times if the arguments ask for it. Otherwise they return
+None."""
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -53,51 +53,13 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     with short_errors():
         end_with_parent()
         quiet_lightning()
-        seeds, args = take_seeds(args)
+        for train_repeatedly in REPEATS:
+            results = train_repeatedly(args, parse, train)
+            if results is not None:
+                return results
         with short_device_errors():
             spec, model, data = parse(args)
-        if seeds:
-            return repeat(spec, args, seeds)
         return train(spec, model, data)
-
-
-def take_seeds(args: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return the seeds of --seeds, or an empty list without this flag, and the other
-    arguments. Raise UserError for a value that names no seeds."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--seeds")
-    options, others = parser.parse_known_args(args)
-    if options.seeds is None:
-        return [], others
-    return read_seeds(options.seeds), others
-
-
-def repeat(spec: RunSpec, args: list[str], seeds: list[int]) -> dict[str, Any]:
-    """Train with each seed, print the mean of each metric with its spread, and write
-    them to seeds.json in ROOT/NAME. Return {metric: {n, mean, deviation, low, high}}.
-
-    spec, args: The experiment, and the arguments that describe it.
-    Raise UserError if a seed has failed.
-    """
-    check_one_device(spec.config.trainer)
-    results = train_seeds(spec, args, seeds, lambda words: train(*parse(words)))
-    spreads = {}
-    for metric, values in results.values.items():
-        total = spread([*values.values()])
-        say(f"{metric} {total.text('seeds')}")
-        spreads[metric] = asdict(total)
-    content = {"metrics": spreads, **asdict(results)}
-    content["folder"] = str(results.folder)
-    file = results.folder / "seeds.json"
-    write_whole(file, json.dumps(content, indent=2) + "\n")
-    say(f"Results: {relative_to_cwd(file)}")
-    if results.failures:
-        raise UserError(
-            f"{len(results.failures)} of {len(seeds)} seeds failed: "
-            f"{', '.join(map(str, results.failures))}",
-            "the means are of the others only",
-        )
-    return spreads
 
 
 def parse(args: Sequence[str]) -> Loaded:

@@ -1,0 +1,43 @@
+"""Means with their spread, and differences with their interval."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from lightbase.extras.spread import difference, spread
+
+FIRST = {1: 0.50, 2: 0.60, 3: 0.55}
+SECOND = {1: 0.52, 2: 0.63, 3: 0.58}
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    values = [0.966, 0.971, 0.966, 0.960, 0.965]
+    total = spread(values)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (total.low, total.high) == pytest.approx((low, high))
+    assert total.text("seeds") == (
+        "0.9656 ± 0.0039 (5 seeds), 95 % of means within 0.9607 to 0.9705"
+    )
+    assert spread([0.5, 0.5]).text().endswith("within 0.5000 to 0.5000")
+    assert math.isnan(spread([0.5]).deviation)
+
+
+def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
+    paired = difference(FIRST, SECOND)
+    values = [[runs[seed] for seed in FIRST] for runs in (SECOND, FIRST)]
+    expected = stats.ttest_rel(*values).confidence_interval(0.95)
+    assert (paired.low, paired.high) == pytest.approx(tuple(expected))
+    assert paired.text().startswith("+0.0267, 95 % within +0.0123 to")
+
+
+def test_runs_of_other_seeds_are_compared_by_welch() -> None:
+    others = {4: 0.52, 5: 0.63, 6: 0.58, 7: 0.9}
+    welch = difference(FIRST, others)
+    values = [*others.values()], [*FIRST.values()]
+    result = stats.ttest_ind(*values, equal_var=False)
+    expected = result.confidence_interval(0.95)
+    assert (welch.low, welch.high) == pytest.approx(tuple(expected))
+    assert not welch.is_paired
+    equal = difference({1: 0.5, 2: 0.5}, {3: 0.6, 4: 0.6})
+    assert (equal.low, equal.high) == pytest.approx((0.1, 0.1))
