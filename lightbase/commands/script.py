@@ -6,7 +6,6 @@ script, and `short_errors` is around its main function.
 
 import atexit
 import contextlib
-import errno
 import gc
 import io
 import logging
@@ -21,18 +20,9 @@ from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
 from lightbase.core.errors import UserError, rank, say
+from lightbase.core.files import DISK_ERRORS
 from lightbase.core.project import PROJECT
 from lightbase.core.signals import SIGNALS, Stopped
-
-DISK_ERRORS = (
-    errno.ENOSPC,  # full
-    errno.EDQUOT,  # over quota
-    errno.EFBIG,  # a file over its limit, see ulimit -f
-    errno.EROFS,  # read-only
-    errno.EACCES,
-    errno.EPERM,
-    errno.EISDIR,  # a folder in place of a file
-)
 
 
 class LastingOutput(io.FileIO):

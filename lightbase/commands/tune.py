@@ -5,6 +5,7 @@ Lightning restores. Nothing is changed in the config: the user adds the suggeste
 to the next command.
 """
 
+import contextlib
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -51,7 +52,9 @@ def main(args: arguments.Args = None) -> list[str]:
         spec.trainer["callbacks"] = None  # they would stop the training, or save
         if isinstance(model, BaseModule):
             model.scheduler = None  # the finder has its own
-        DryRun().before_run(spec, model, data)
+        extras = [DryRun()]
+        for extra in extras:
+            extra.before_run(spec, model, data)
         folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
         finders = make_finders(options, data)
         trainer = make_trainer(
@@ -69,11 +72,13 @@ def main(args: arguments.Args = None) -> list[str]:
             num_sanity_val_steps=0,
             check_val_every_n_epoch=1_000_000,
         )
-        try:
-            with DryRun().around_run(spec, model, None):
+        with contextlib.ExitStack() as stack:
+            for extra in extras:
+                stack.enter_context(extra.around_run(spec, model, None))
+            try:
                 trainer.fit(model, data)
-        except MisconfigurationException as error:
-            raise UserError(first_line(error), "see --find") from error
+            except MisconfigurationException as error:
+                raise UserError(first_line(error), "see --find") from error
         suggested = []
         if "batch_size" in finders:
             suggested += [
@@ -109,6 +114,7 @@ def make_finders(options: Any, data: Any) -> dict[str, Any]:
     """
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
+        data.setup("fit")
         limit = min(limit, len(data.splits["train"]))
     doublings = limit.bit_length() - 1
     finders = {

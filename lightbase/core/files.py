@@ -14,6 +14,16 @@ from typing import Any
 from lightbase.core.errors import UserError
 
 LARGEST_TEXT = 10 * 2**20  # bytes of a YAML or JSON file
+DISK_ERRORS = (
+    errno.ENOSPC,  # full
+    errno.EDQUOT,  # over quota
+    errno.EFBIG,  # a file over its limit, see ulimit -f
+    errno.EROFS,  # read-only
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,  # a folder in place of a file
+)
+"""Errors of the disk and its permissions, which the user has to mend."""
 
 
 def write_whole(

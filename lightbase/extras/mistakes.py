@@ -138,7 +138,7 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
     """
     keys = re.findall(r'Parser key "(.+?)":', message)
     class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
-    reasons: dict[int, list[str]] = {0: [""]}
+    reasons = {0: [""]}
     for line in message.splitlines():
         text = line.strip(" -")
         if text and not text.startswith(NOISE):

@@ -9,7 +9,6 @@ how an interrupted trial is continued.
 """
 
 import contextlib
-import errno
 import gc
 import itertools
 import os
@@ -28,6 +27,7 @@ from numpy.random import SeedSequence
 
 from lightbase.core.errors import UserError, first_line
 from lightbase.core.files import (
+    DISK_ERRORS,
     LARGEST_TEXT,
     check_readable,
     read_json,
@@ -55,9 +55,6 @@ Flags = list[str]  # of train.py
 Train = Callable[[Flags], Any]
 """A function that trains a run by the arguments of train.py."""
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""The disk is full, over its quota or read-only, or a file is over its limit. This is
-no result of a trial."""
 RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 
@@ -225,7 +222,7 @@ class Sweep:
                     best = read_json(run / "progress.json")["best"]
                 self.study.tell(trial.number, best)
             except Exception as error:
-                for cause in (error, error.__cause__):
+                for cause in (error, error.__cause__):  # no result of a trial
                     if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
                         raise
                 traceback.print_exc()

@@ -8,9 +8,7 @@ from paths import TINY, fails, script
 from lightbase.commands.train import main, parse
 from lightbase.core.errors import UserError
 from lightbase.core.files import write_whole
-from lightbase.core.parser import Parser
 from lightbase.core.spec import with_true
-from lightbase.extras.mistakes import meant
 
 METRIC = "{class_path: {class_path: torchmetrics.F1Score}}"
 # what is typed, and the first line of its error
@@ -39,11 +37,6 @@ def test_a_switch_of_the_model_or_the_data_needs_no_true() -> None:
     assert (data.drop_last, data.pin_memory) == (False, True)
     others = ["--model.lr", "-1", "--trainer.logger", "--data.help"]
     assert with_true(others) == others
-
-
-def test_no_setting_is_proposed_in_its_own_place() -> None:
-    proposal = meant("data.num_workers", Parser(), {"data": "torch.nn.Identity"})
-    assert proposal == ""
 
 
 @pytest.mark.parametrize("value", ["!!bool x", "!!int x"])

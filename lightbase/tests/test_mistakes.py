@@ -1,6 +1,7 @@
 """Errors of jsonargparse in one line. test_cli.py has those of real commands."""
 
-from lightbase.extras.mistakes import in_plain_words
+from lightbase.core.parser import Parser
+from lightbase.extras.mistakes import in_plain_words, meant
 
 
 def test_a_proposal_is_for_the_name_that_was_typed(monkeypatch):
@@ -11,3 +12,8 @@ def test_a_proposal_is_for_the_name_that_was_typed(monkeypatch):
     assert in_plain_words(reason.format("MNITS"), "").endswith(
         "project.data.mnist.MNIST?"
     )
+
+
+def test_no_setting_is_proposed_in_its_own_place() -> None:
+    proposal = meant("data.num_workers", Parser(), {"data": "torch.nn.Identity"})
+    assert proposal == ""
