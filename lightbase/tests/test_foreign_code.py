@@ -84,7 +84,7 @@ def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_the_profiler_of_pytorch(train: Train):
     """It adds hooks to the metrics of the module, which cannot be copied."""
-    flags = "--trainer.profiler pytorch --trainer.num_sanity_val_steps 1"
+    flags = "--trainer.profiler pytorch --model.per_class true"
     assert train(flags, "--trainer.max_steps 3")["steps"] == 3
 
 
