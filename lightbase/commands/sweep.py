@@ -165,8 +165,6 @@ def show_results(sweep: Sweep) -> None:
     Raise UserError if no trial has finished.
     """
     print_table([as_row(sweep, trial) for trial in sweep.study.trials])
-    if sweep.study.get_trials(states=[TrialState.FAIL]):
-        say("Failed trials are not trained again; after a mended mistake give a --name")
     if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
     if any(flag in sweep.searches for flag in REPEATS):

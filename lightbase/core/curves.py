@@ -211,8 +211,11 @@ class Curves(Callback):
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Take new metrics for the validation. A reset would not be enough: a
-        MinMaxMetric would keep the values of the sanity check."""
-        self.setup(trainer, pl_module, "validate")
+        MinMaxMetric would keep the values of the sanity check. They are those of the
+        test, which gets others by `setup`: a profiler may have added hooks to the
+        module's metrics that cannot be copied."""
+        test = self.means["test"]
+        self.means["val"] = Accumulator(test.metrics, "val/", test.classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the means of the validation."""

@@ -81,6 +81,13 @@ def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
     assert (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").is_file()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_the_profiler_of_pytorch(train: Train):
+    """It adds hooks to the metrics of the module, which cannot be copied."""
+    flags = "--trainer.profiler pytorch --model.per_class true"
+    assert train(flags, "--trainer.max_steps 3")["steps"] == 3
+
+
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
 def test_barebones(train: Train, tmp_path):
     metrics = train("--trainer.barebones", "true")
