@@ -8,7 +8,7 @@ import pytest
 import yaml
 from example.data.synthetic import SyntheticImages
 from lightning import LightningDataModule
-from paths import TINY, argv
+from paths import TINY, argv, fails
 from torch import Tensor, nn
 from written import equal, weights
 
@@ -148,3 +148,14 @@ def test_an_argument_of_a_class_takes_a_bare_name(tmp_path: Path) -> None:
     assert type(model.net).__name__ == "MLP"
     net = as_values(spec)["model"]["init_args"]["net"]
     assert net["class_path"] == "example.models.mlp.MLP"
+
+
+def test_an_argument_of_type_tensor_takes_a_list(train, tmp_path, capsys):
+    loss = "--model.criterion torch.nn.CrossEntropyLoss --model.criterion.weight"
+    train(loss, "[1,2,3,4]", "--trainer.max_epochs 1")
+    train("--ckpt_path last --trainer.max_epochs 2")
+    saved = (tmp_path / "tiny" / "version_0" / "config.yaml").read_text()
+    assert yaml.safe_load(saved)["model"]["init_args"]["criterion"]["init_args"][
+        "weight"
+    ] == [1, 2, 3, 4]
+    assert "[1,1,5]" in fails(capsys, 2, lambda: train(loss, "heavy"))

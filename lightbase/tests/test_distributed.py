@@ -161,7 +161,7 @@ class NoteFolder(Callback):
 def test_one_folder_and_one_voice(tmp_path):
     first, second = run(tmp_path, 2, "--trainer.callbacks test_distributed.NoteFolder")
     assert second == ""
-    words = "Data Network Best Device Curves Epoch Epoch Trained Test Run"
+    words = "Data Network Best Device Curves Epoch Epoch Best Trained Test Run"
     shown = [line.replace(":", " ").split(" ")[0] for line in first.splitlines()]
     assert shown == words.split()
     (folder,) = (tmp_path / "tiny").iterdir()

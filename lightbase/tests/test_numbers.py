@@ -169,6 +169,8 @@ def test_metrics_keep_their_order_and_the_names_that_the_user_gave() -> None:
     assert list(collection(pair)) == ["b", "a"]
     assert list(collection(accuracy)) == ["MulticlassAccuracy"]
     assert list(collection(None)) == []
+    assert list(collection({"b": accuracy}, defaults={"a": accuracy})) == ["a", "b"]
+    assert list(collection({"b": accuracy, "a": None}, {}, {"a": accuracy})) == ["b"]
     assert {*collection(MetricCollection(pair, prefix="x_"))} == {"x_a", "x_b"}
     assert {*collection(nested)} == {"both_a", "both_b", "z"}
     labels = torch.randint(3, (60,))

@@ -113,3 +113,39 @@ def test_no_monitor_is_the_last_epoch(train, tmp_path, capsys):
     assert saved(folder) == (None, None)
     run = lambda: train("--monitor null --patience 2")  # noqa: E731
     assert "--patience 2 needs" in fails(capsys, 2, run)
+
+
+class Ties(Classifier):
+    """Has the same val/acc in each epoch, and the lowest val/loss in the third."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = torch.tensor([0.5, 0.4, 0.2, 0.3][self.current_epoch])
+        self.track("val", loss, torch.zeros(len(batch[1]), 4), batch[1] * 0)
+
+
+def test_of_equal_epochs_the_one_with_the_lower_loss_is_the_best(
+    train, tmp_path, capsys
+):
+    flags = f"--model {__name__}.Ties --trainer.num_sanity_val_steps 0"
+    train(flags, "--trainer.max_epochs 2")
+    train(flags, "--trainer.max_epochs 4", "--ckpt_path", "last")
+    folder = tmp_path / "tiny" / "version_0"
+    assert best_epoch(folder) == 2
+    out = capsys.readouterr().out
+    assert "Best epoch: 2 of 2, val/acc 1.0000, val/loss 0.4000\n" in out
+    assert "Best epoch: 3 of 4, val/acc 1.0000, val/loss 0.2000\n" in out
+
+
+@pytest.mark.parametrize(
+    ("metrics", "monitor"),
+    [
+        ("{f1: torchmetrics.classification.MulticlassF1Score}", "highest val/f1"),
+        (
+            "{m: torchmetrics.classification.MulticlassConfusionMatrix}",
+            "lowest val/loss",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_not_chosen(train, capsys, metrics, monitor):
+    train("--model.metrics", metrics, "--trainer.fast_dev_run true")
+    assert f"Best epoch: the one with the {monitor}\n" in capsys.readouterr().out
