@@ -147,6 +147,10 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
             "no single number",
         ),
         (
+            f"{ON_TINY} --model.criterion timm.loss.SoftTargetCrossEntropy",
+            "the loss SoftTargetCrossEntropy",
+        ),
+        (
             f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",
             "abstract",
         ),
