@@ -9,7 +9,7 @@ runs the loop, and a `Collector` keeps the outputs until all of them are written
 
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -134,15 +134,22 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     A plain LightningDataModule gives its own loader, in the order of this loader.
 
     split: "train", "val" or "test".
-    Raise UserError if a BaseDataModule has no such split.
+    Raise UserError if there is no such split, or if it is not one loader of a data set
+    with a length.
     """
     data.prepare_data()
     data.setup(STAGES[split])
-    if not isinstance(data, BaseDataModule):
-        return getattr(data, f"{split}_dataloader")()
-    if split not in data.splits:
-        raise UserError(f"--split {split}: the data has no such set", status=2)
-    return data.predict_dataloader(split)
+    if isinstance(data, BaseDataModule) and split in data.splits:
+        return data.predict_dataloader(split)
+    hook = f"{split}_dataloader"
+    loader = is_overridden(hook, data) and getattr(data, hook)()
+    if not isinstance(getattr(loader, "dataset", None), Sized):
+        raise UserError(
+            f"--split {split}: the data has no such set",
+            f"{hook} gives one loader of a data set with a length",
+            2,
+        )
+    return loader
 
 
 def batches_of_files(

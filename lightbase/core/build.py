@@ -189,11 +189,12 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
             values[name] = fact
     # these functions take the facts in **kwargs, where jsonargparse does not see them
     path = str(node["class_path"])  # `validate` refuses what is no text
-    if path.startswith("timm.") or path.endswith(".get_model"):
+    is_timm = path.startswith(("timm.models.", "timm.create_model"))
+    if is_timm or path.endswith(".get_model"):
         taken = {}
         for name in ("in_chans", "num_classes"):
             # in_chans is a name of timm
-            is_taken = name == "num_classes" or path.startswith("timm.")
+            is_taken = name == "num_classes" or is_timm
             if is_taken and name in facts and name not in values:
                 taken[name] = facts[name]
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))

@@ -98,7 +98,7 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     check_has_classes(config)
     # This machine may have other devices than the run had. Of the Trainer's flags, only
     # flags that change the result are kept.
-    kept = {"precision", "limit_test_batches"}
+    kept = {"precision", "plugins", "limit_test_batches"}
     if config["trainer"].get("accelerator") == "cpu":
         kept.add("accelerator")
     trainer = {key: x for key, x in config["trainer"].items() if key in kept}

@@ -228,12 +228,16 @@ class BaseModule(LightningModule):
             this stage has no metrics.
         values: Other means over the batch, tensors or numbers, by name. A value `NAME`
             is the curve stage/NAME.
+
+        Raise UserError if `loss` has several numbers.
         """
         outputs = map_tensors(Tensor.detach, outputs)
         self.tracked = outputs, targets
         curves = self.curves_callback
         if not curves.means:  # called without a Trainer
             return
+        if loss.numel() > 1:
+            raise UserError("the loss is no single number: give it a mean (reduction)")
         means = {"loss": loss}
         for name, value in values.items():
             if not isinstance(value, Tensor):

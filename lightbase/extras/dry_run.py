@@ -104,8 +104,9 @@ class DryRun(Extra):
     def around_run(
         self, spec: RunSpec, model: LightningModule, run: Run | None
     ) -> Iterator[list[Logger]]:
-        """Within this context, turn an error in a loss of torch into a UserError: the
-        loss does not go with the outputs of the network and the targets of the data.
+        """Within this context, turn an error in a loss of torch or timm into a
+        UserError: the loss does not go with the outputs of the network and the targets
+        of the data.
 
         An error in a loss of the user's may be a bug, and is raised as it is.
         """
@@ -117,9 +118,9 @@ class DryRun(Extra):
                 frame.f_locals.get("self") is criterion
                 for frame, _ in traceback.walk_tb(error.__traceback__)
             )
-            is_of_torch = type(criterion).__module__.startswith("torch.")
+            is_known = type(criterion).__module__.startswith(("torch.", "timm."))
             is_memory = isinstance(error, torch.OutOfMemoryError)
-            if not is_in_loss or not is_of_torch or is_memory:
+            if not is_in_loss or not is_known or is_memory:
                 raise
             raise UserError(
                 f"the loss {type(criterion).__name__} cannot take these outputs and "

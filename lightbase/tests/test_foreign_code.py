@@ -1,6 +1,8 @@
 """Modules, networks, metrics, callbacks, strategies and plugins of other packages."""
 
 import pickle
+from collections.abc import Iterator
+from typing import Any
 from urllib.error import URLError
 
 import pytest
@@ -9,11 +11,15 @@ import torchvision
 from lightning import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from paths import TINY, Train, argv, script
-from plain import PlainData, PlainModule
+from plain import PlainData, PlainModule, sums
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightbase.commands.extras import make_extras
+from lightbase.commands.predict import loader_of_split
 from lightbase.core.build import build, fill_in
 from lightbase.core.callbacks import make_callbacks
+from lightbase.core.errors import UserError
 from lightbase.core.monitor import Monitor
 from lightbase.core.spec import (
     CommandLine,
@@ -143,6 +149,15 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
         (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "the loss CTCLoss"),
         (
+            f"{ON_TINY} --model.criterion torch.nn.CrossEntropyLoss "
+            "--model.criterion.reduction none",
+            "no single number",
+        ),
+        (
+            f"{ON_TINY} --model.criterion timm.loss.SoftTargetCrossEntropy",
+            "the loss SoftTargetCrossEntropy",
+        ),
+        (
             f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",
             "abstract",
         ),
@@ -192,3 +207,42 @@ def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags,
 def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):
     train(flags)
     assert words in capsys.readouterr().out
+
+
+class Unordered(IterableDataset[list[Tensor]]):
+    """Samples without a length."""
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return iter(sums(20, seed=1))
+
+
+class Streamed(PlainData):
+    """No test set, a stream for the validation, and two loaders for the training."""
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Unordered(), batch_size=8)
+
+    def train_dataloader(self) -> Any:
+        return {"a": super().train_dataloader(), "b": super().train_dataloader()}
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_predict_refuses_loaders_that_it_cannot_number(split):
+    with pytest.raises(UserError, match=f"--split {split}: the data has no such set"):
+        loader_of_split(Streamed(), split)
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type:UserWarning")
+def test_evaluate_has_the_precision_of_a_plugin(train: Train, tmp_path):
+    """It was ignored: the test was repeated in float32."""
+    plugin = "--trainer.plugins MixedPrecision --trainer.plugins.precision bf16-mixed"
+    metrics = train(f"{plugin} --trainer.plugins.device cpu --trainer.max_epochs 1")
+    best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
+    tested = script("evaluate").main(["--ckpt_path", str(best)])
+    assert tested["test/loss"] == metrics["test/loss"]
+
+
+def test_a_loss_of_timm_gets_no_classes():
+    """Only the networks of timm take them in **kwargs."""
+    loss = spec_of("--model.criterion=timm.loss.JsdCrossEntropy")
+    assert not loss.config.model.init_args.criterion.get("dict_kwargs")
