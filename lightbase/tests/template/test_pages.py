@@ -67,7 +67,9 @@ def test_the_commands_of_a_page_run(page, folder, monkeypatch, capsys):
             run(inner[1])
             command = command.replace(inner[0], capsys.readouterr().out.strip())
         result = run_short(command)
-        if command.startswith("python scripts/train.py"):
+        if "--seeds 3" in command:
+            assert {total["n"] for total in result.values()} == {3}
+        elif command.startswith("python scripts/train.py"):
             assert np.isfinite([*result.values()]).all(), command
             assert result["steps"] <= 6
 
