@@ -191,11 +191,12 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
     path = str(node["class_path"])  # `validate` refuses what is no text
     is_timm = path.startswith(("timm.models.", "timm.create_model"))
     if is_timm or path.endswith(".get_model"):
+        names = ["num_classes"]
+        if is_timm:
+            names = ["in_chans", "num_classes"]
         taken = {}
-        for name in ("in_chans", "num_classes"):
-            # in_chans is a name of timm
-            is_taken = name == "num_classes" or is_timm
-            if is_taken and name in facts and name not in values:
+        for name in names:
+            if name in facts and name not in values:
                 taken[name] = facts[name]
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:

@@ -21,6 +21,7 @@ from lightbase.core.curves import is_of_class
 from lightbase.core.errors import say
 from lightbase.core.files import relative_to_cwd
 from lightbase.core.record import best_callback
+from lightbase.core.tables import as_text
 
 LENGTHS = ("epochs", "steps", "train_seconds")
 """Keys of metrics.json that are no metrics."""
@@ -112,10 +113,3 @@ def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
     class_metrics = filter(is_of_class, metrics)
     for name in sorted(class_metrics, key=values.__getitem__):  # the worst class first
         say(f"  {name:<40}{as_text(values[name])}")
-
-
-def as_text(value: float) -> str:
-    """Return a metric as text: a float with four decimals, an int as it is."""
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.4f}"

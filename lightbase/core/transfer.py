@@ -5,6 +5,7 @@
 """
 
 import importlib
+import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -110,13 +111,9 @@ def prefixes(names: Iterable[str]) -> list[str]:
     return sorted(beginnings)
 
 
-def shortened(names: Sequence[str]) -> str:
-    """Return the first four names and the number of further ones: "a, b, c, d and 3
-    more"."""
-    text = ", ".join(names[:4])
-    if len(names) > 4:
-        text += f" and {len(names) - 4} more"
-    return text
+def shortened(names: Iterable[str]) -> str:
+    """Return the names with commas, at most 80 characters: "a, b, c [...]"."""
+    return textwrap.shorten(", ".join(names), 80)
 
 
 def read_weights(file: Path) -> Any:

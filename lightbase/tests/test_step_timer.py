@@ -57,12 +57,12 @@ class Keep(Callback):
 
 
 SLOW: dict[str, tuple[Any, str]] = {
+    "data_loading": (TensorBatches, "__getitems__"),  # reads an epoch at once
     "transfer_transforms": (SyntheticImages, "normalize"),
     "forward": (MLP, "forward"),
     "backward": (Tensor, "backward"),
     "optimizer": (torch.optim.Adam, "step"),
     "other": (Keep, "on_train_batch_start"),
-    "data_loading": (TensorBatches, "__getitems__"),  # reads an epoch at once
     "logging": (TensorBoardLogger, "log_metrics"),
 }
 
