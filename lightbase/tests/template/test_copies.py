@@ -1,5 +1,5 @@
 """Copies of the repository: scripts/rename.py, a project that a user has made of the
-template, and a newer version of the library in the place of the older one."""
+template."""
 
 import importlib
 import os
@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import PACKAGE, REPO, commands, text_of
+from pages import PACKAGE, REPO
 
-import lightbase
 from lightbase.core.errors import UserError
 
 NEW = f"my_{PACKAGE}"
@@ -74,11 +73,6 @@ def copy_to(folder: Path) -> Path:
     return folder
 
 
-def commit(folder: Path) -> None:
-    call(folder, *GIT, "add", ".")
-    call(folder, *GIT, "commit", "-q", "-m", "work")
-
-
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     return copy_to(tmp_path / "user")
@@ -110,37 +104,3 @@ def test_a_bad_name_is_refused(name, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     with pytest.raises(UserError, match=f"^'{name}' cannot name a package"):
         importlib.import_module("rename").check_name(name)
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_a_newer_library_takes_the_place_of_the_older_one(
-    copy: Path, tmp_path: Path
-) -> None:
-    """In a project with another name, whose run then continues."""
-    template = copy_to(tmp_path / "template")
-    commit(template)
-    call(copy, sys.executable, "scripts/rename.py", NEW)
-    init = copy / "lightbase" / "__init__.py"
-    new = init.read_text()
-    init.write_text(new.replace(f'"{lightbase.__version__}"', '"0.2.9"'))
-    gone = copy / "lightbase" / "tests" / "test_gone.py"
-    gone.write_text("")
-    commit(copy)
-    train = "scripts/train.py --config configs/discs_mlp.yaml --trainer.accelerator cpu"
-    train += " --trainer.limit_train_batches 2 --trainer.max_epochs"
-    call(copy, sys.executable, *train.split(), "2")
-
-    page, _, _ = text_of("docs/upgrade.md").partition("## From 0.3\n")
-    typed = [command for command in commands(page) if command.startswith("git ")]
-    assert len(typed) == 4
-    for command in typed:
-        call(copy, *GIT, *shlex.split(command.replace("URL", str(template)))[1:])
-    assert init.read_text() == new
-    assert not gone.exists()
-    assert not call(copy, "git", "status", "--porcelain")
-    resume = [*train.split(), "4", "--ckpt_path", "last"]
-    assert "epochs" in call(copy, sys.executable, *resume)
-    tests = "-m pytest -o addopts= -q tests lightbase/tests/template"
-    pytest_options = [*tests.split(), "lightbase/tests/test_house.py", "-m", "not slow"]
-    assert "skipped" in call(copy, sys.executable, *pytest_options)
