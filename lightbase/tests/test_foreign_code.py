@@ -1,8 +1,6 @@
 """Modules, networks, metrics, callbacks, strategies and plugins of other packages."""
 
 import pickle
-from collections.abc import Iterator
-from typing import Any
 from urllib.error import URLError
 
 import pytest
@@ -11,15 +9,11 @@ import torchvision
 from lightning import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from paths import TINY, Train, argv, script
-from plain import PlainData, PlainModule, sums
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from plain import PlainData, PlainModule
 
 from lightbase.commands.extras import make_extras
-from lightbase.commands.predict import loader_of_split
 from lightbase.core.build import build, fill_in
 from lightbase.core.callbacks import make_callbacks
-from lightbase.core.errors import UserError
 from lightbase.core.monitor import Monitor
 from lightbase.core.spec import (
     CommandLine,
@@ -207,29 +201,6 @@ def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags,
 def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):
     train(flags)
     assert words in capsys.readouterr().out
-
-
-class Unordered(IterableDataset[list[Tensor]]):
-    """Samples without a length."""
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        return iter(sums(20, seed=1))
-
-
-class Streamed(PlainData):
-    """No test set, a stream for the validation, and two loaders for the training."""
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Unordered(), batch_size=8)
-
-    def train_dataloader(self) -> Any:
-        return {"a": super().train_dataloader(), "b": super().train_dataloader()}
-
-
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_predict_refuses_loaders_that_it_cannot_number(split):
-    with pytest.raises(UserError, match=f"--split {split}: the data has no such set"):
-        loader_of_split(Streamed(), split)
 
 
 @pytest.mark.filterwarnings("ignore:User provided device_type:UserWarning")

@@ -3,6 +3,7 @@ run."""
 
 import csv
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from example.data.synthetic import SyntheticImages
 from given import Given
 from paths import Trained, argv, fails, script
 from PIL import Image
+from plain import PlainData
 from small import Points
 from tasks import flags_of, outputs_of
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 from written import checkpoint_file
 
-from lightbase.commands.predict import Collector
+from lightbase.commands.predict import Collector, loader_of_split
 from lightbase.core.errors import UserError
 from lightbase.core.load import load_run
 from lightbase.extras.predict import true_columns, write_arrays
@@ -235,3 +238,26 @@ def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
     assert sorted(arrays) == ["mean", "more", "names"]
     assert np.allclose(arrays["more"], x + 1)
     assert np.allclose(arrays["mean"], x.flatten(1).mean(1), atol=1e-6)
+
+
+class Unordered(IterableDataset[list[Tensor]]):
+    """Samples without a length."""
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return iter(sums(20, seed=1))
+
+
+class Streamed(PlainData):
+    """No test set, a stream for the validation, and two loaders for the training."""
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Unordered(), batch_size=8)
+
+    def train_dataloader(self) -> Any:
+        return {"a": super().train_dataloader(), "b": super().train_dataloader()}
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_predict_refuses_loaders_that_it_cannot_number(split):
+    with pytest.raises(UserError, match=f"--split {split}: the data has no such set"):
+        loader_of_split(Streamed(), split)
