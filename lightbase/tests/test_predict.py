@@ -15,7 +15,7 @@ from example.data.synthetic import SyntheticImages
 from given import Given
 from paths import Trained, argv, fails, script
 from PIL import Image
-from plain import PlainData
+from plain import PlainData, sums
 from small import Points
 from tasks import flags_of, outputs_of
 from torch import Tensor
