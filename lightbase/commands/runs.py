@@ -206,6 +206,11 @@ def metrics_of(run: RunInfo) -> dict[str, float]:
     }
 
 
+def setting_of(run: RunInfo) -> str:
+    """Return a text that is equal for runs that differ in the seed alone."""
+    return repr({x: run.settings[x] for x in run.settings if x not in NOT_GROUPED})
+
+
 def as_groups(runs: Runs) -> Rows:
     """Return a row for each setting: runs that differ in the seed alone are one row. It
     has their number `n`, how many are not finished, and the mean and the standard
@@ -214,8 +219,7 @@ def as_groups(runs: Runs) -> Rows:
 
     groups: dict[str, Runs] = {}
     for run in runs:
-        settings = {x: run.settings[x] for x in run.settings if x not in NOT_GROUPED}
-        groups.setdefault(repr(settings), []).append(run)
+        groups.setdefault(setting_of(run), []).append(run)
     heads = as_rows([group[0] for group in groups.values()])
     rows = []
     for head, group in zip(heads, groups.values(), strict=True):
@@ -258,12 +262,18 @@ def compare(root: Path, names: list[str]) -> None:
 
 
 def finished_by_seed(root: Path, name: str) -> dict[int, dict[str, float]]:
-    """Return {seed: metrics} of the finished runs of a name; the newest counts. Raise
-    UserError if there are fewer than two."""
-    by_seed = {}
-    for run in find_runs(root, [name]):
-        if run.results["status"] == "finished":
-            by_seed[run.settings.get("seed_everything", 0)] = metrics_of(run)
+    """Return {seed: metrics} of the finished runs of a name. Of two runs with one seed,
+    the newest counts. Raise UserError if there are fewer than two seeds, or if the runs
+    differ in other settings: their mean would be of no setting."""
+    runs = find_runs(root, [name])
+    runs = [run for run in runs if run.results["status"] == "finished"]
+    if len(set(map(setting_of, runs))) > 1:
+        raise UserError(
+            f"--compare {name}: its runs differ in more than the seed",
+            f"runs.py {name} shows in what; give a NAME with one setting",
+            2,
+        )
+    by_seed = {run.settings["seed_everything"]: metrics_of(run) for run in runs}
     if len(by_seed) < 2:
         raise UserError(
             f"--compare {name}: {len(by_seed)} finished runs with other seeds",

@@ -29,14 +29,20 @@ def repeat_with_seeds(
     Raise UserError for a value that names no seeds, and if a seed has failed.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--seeds", type=read_seeds)
+    parser.add_argument("--seeds", nargs="?", const="")
     options, others = parser.parse_known_args(args)
-    seeds = options.seeds
-    if seeds is None:
+    if options.seeds is None:
         return None
+    seeds = read_seeds(options.seeds)
     with short_device_errors():
         spec, _, _ = parse(others)
     check_one_device(spec.config.trainer)
+    if spec.config.trainer.fast_dev_run or spec.checkpoint:
+        raise UserError(
+            "--seeds trains new runs: not beside --trainer.fast_dev_run or --ckpt_path",
+            "leave it out; the same command with --seeds continues",
+            2,
+        )
     results = train_seeds(spec, others, seeds, lambda words: train(*parse(words)))
     spreads = summarize(results)
     if results.failures:

@@ -57,11 +57,13 @@ def test_a_seed_that_fails_is_told_and_the_others_are_trained(train, tmp_path, c
     assert "NaN" in content["failures"]["1"]
 
 
-@pytest.mark.parametrize("text", ["1", "0", "x", "1,1", "-1,2", "1,"])
+@pytest.mark.parametrize("text", ["", "1", "0", "x", "1,1", "-1,2", "1,"])
 def test_what_names_no_seeds_is_refused(train, capsys, text):
     error = fails(capsys, 2, lambda: train(f"--seeds={text}"))
     assert "names no seeds" in error
     assert read_seeds("3") == [1, 2, 3]
+    error = fails(capsys, 2, lambda: train("--seeds 2 --trainer.fast_dev_run"))
+    assert "not beside --trainer.fast_dev_run" in error
 
 
 def test_two_settings_are_compared(train, tmp_path, capsys):
@@ -74,3 +76,6 @@ def test_two_settings_are_compared(train, tmp_path, capsys):
     assert lines[0].startswith("best val/acc of tiny: ")
     assert lines[2].endswith("(paired by seed)")
     assert "takes two names" in fails(capsys, 2, lambda: runs.main([*root, "tiny"]))
+    train(SHORT, "--model.lr 0.5 --name tiny/other --seed_everything 3")
+    error = fails(capsys, 2, lambda: runs.main([*root, "tiny", "wild"]))
+    assert "differ in more than the seed" in error
