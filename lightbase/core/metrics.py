@@ -172,9 +172,8 @@ class Accumulator:
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
             self.num_broken = self.num_broken + (labels != targets).sum()
-        shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
-        problem = f"{name} cannot take outputs and targets {str(shapes)[:80]}"
-        with short_metric_errors(metric, problem):
+        problem = f"{name} cannot take outputs and targets"
+        with short_metric_errors(metric, problem, outputs, targets):
             metric.update(outputs, labels)
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -278,11 +277,12 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
 
 
 @contextlib.contextmanager
-def short_metric_errors(metric: Metric, problem: str) -> Iterator[None]:
+def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[None]:
     """Within this context, turn an error of a metric of torchmetrics into a UserError.
     An error of another metric is raised as it is: it may be a bug in the user's metric.
 
     problem: The name of the metric, and what fails.
+    values: Outputs and targets, whose shapes the error tells.
     """
     try:
         yield
@@ -290,6 +290,9 @@ def short_metric_errors(metric: Metric, problem: str) -> Iterator[None]:
         is_users = not type(metric).__module__.startswith("torchmetrics.")
         if is_users or isinstance(error, torch.OutOfMemoryError):
             raise
+        if values:
+            shapes = map_tensors(lambda x: tuple(x.shape), values)
+            problem += f" {str(shapes)[:80]}"
         line = f"the metric {problem}: {first_line(error)}"
         raise UserError(line, "does it fit the task?") from error
 
