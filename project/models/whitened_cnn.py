@@ -7,12 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
 from lightning import Callback
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightbase import UserError
+
 PATCH = 2  # height and width of what the first layer sees
-NUM_IMAGES = 1000  # from which the first layer is computed
 EPSILON = 5e-4
 """A share of the mean variance. It limits the scale of directions without variance."""
 
@@ -24,11 +26,14 @@ class Whiten(nn.Module):
     `fit` computes the weights from images. The weights are not trained, the bias is.
     Before `fit` the outputs are the pixels of the patches.
 
+    is_computed: Whether the weights are from `fit` or from a file.
+
     Input (N, in_channels, H, W), output (N, 2 x in_channels x 4, H - 1, W - 1).
     """
 
     weight: Tensor
     offset: Tensor
+    is_computed = False
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
@@ -38,6 +43,7 @@ class Whiten(nn.Module):
         zeros = torch.zeros(2 * num_inputs)
         self.register_buffer("offset", zeros)  # takes the mean off
         self.bias = nn.Parameter(zeros.clone())
+        self.register_load_state_dict_post_hook(note_loaded)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.conv2d(x, self.weight, self.bias + self.offset)
@@ -58,6 +64,13 @@ class Whiten(nn.Module):
         weight = torch.cat([weight, -weight])
         self.weight.copy_(weight.view_as(self.weight))
         self.offset.copy_(-weight @ mean)
+        self.is_computed = True
+
+
+def note_loaded(layer: Any, incompatible_keys: Any) -> None:
+    """Note that a Whiten has got computed weights from a file. The file may also hold
+    the initial weights: they are 0 and 1."""
+    layer.is_computed = bool((layer.weight != layer.weight.round()).any())
 
 
 def conv(in_channels: int, out_channels: int) -> nn.Conv2d:
@@ -68,14 +81,14 @@ def conv(in_channels: int, out_channels: int) -> nn.Conv2d:
     return layer
 
 
-def norm(channels: int) -> nn.BatchNorm2d:
+def norm(channels: int, eps: float) -> nn.BatchNorm2d:
     """Return a batch norm whose scale is 1 and not trained."""
-    layer = nn.BatchNorm2d(channels, momentum=0.4)
+    layer = nn.BatchNorm2d(channels, eps, momentum=0.4)
     layer.weight.requires_grad = False
     return layer
 
 
-def block(in_channels: int, out_channels: int) -> nn.Sequential:
+def block(in_channels: int, out_channels: int, norm_eps: float) -> nn.Sequential:
     """Return two 3x3 convolutions, each with batch norm and GELU. Max pooling after the
     first one halves height and width.
 
@@ -85,10 +98,10 @@ def block(in_channels: int, out_channels: int) -> nn.Sequential:
         OrderedDict(
             conv1=conv(in_channels, out_channels),
             pool=nn.MaxPool2d(2),
-            norm1=norm(out_channels),
+            norm1=norm(out_channels, norm_eps),
             gelu1=nn.GELU(),
             conv2=conv(out_channels, out_channels),
-            norm2=norm(out_channels),
+            norm2=norm(out_channels, norm_eps),
             gelu2=nn.GELU(),
         )
     )
@@ -98,8 +111,7 @@ class WhitenedCNN(nn.Module):
     """Whitening, three blocks, a linear layer: 1,972,504 parameters for CIFAR-10.
 
     The network of K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024,
-    arXiv 2404.00498. There the bias of the whitening is trained in the first three
-    epochs only.
+    arXiv 2404.00498. `WhitenFirstLayer` computes the first layer.
 
     Input (N, in_channels, H, W), at least 25 x 25; output (N, num_classes) logits.
 
@@ -110,6 +122,12 @@ class WhitenedCNN(nn.Module):
         mirror: Outside training, average the logits of the images and of the images
             mirrored left to right. The default is true for three channels, as of
             photographs, and false for others, such as digits.
+        translate: Outside training, also average over the images shifted by a pixel up
+            and left, and down and right. Half of the weight stays with the images that
+            are not shifted.
+        norm_eps: What the batch norms add to the variance.
+
+    In training mode `forward` raises UserError if the first layer is not computed.
     """
 
     def __init__(
@@ -119,19 +137,44 @@ class WhitenedCNN(nn.Module):
         widths: Sequence[int] = (64, 256, 256),
         scale: float = 1 / 9,
         mirror: bool | None = None,
+        translate: bool = False,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.whiten = Whiten(in_channels)
         channels = [len(self.whiten.weight), *widths]
-        self.blocks = nn.Sequential(*(block(*pair) for pair in pairwise(channels)))
+        blocks = (block(*pair, norm_eps) for pair in pairwise(channels))
+        self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels[-1], num_classes, bias=False)
         self.scale = scale
         if mirror is None:
             mirror = in_channels == 3
         self.mirror = mirror
+        self.translate = translate
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training or not self.mirror:
+        if self.training:
+            if not self.whiten.is_computed:
+                raise UserError(
+                    "WhitenedCNN: its first layer is not computed from the data",
+                    f"add the callback: --trainer.callbacks+ {__name__}."
+                    "WhitenFirstLayer",
+                )
+            return self.logits(x)
+        logits = self.mirrored_logits(x)
+        if not self.translate:
+            return logits
+        height, width = x.shape[-2:]
+        padded = functional.pad(x, (1, 1, 1, 1), mode="reflect")
+        for start in (0, 2):
+            shifted = padded[..., start : start + height, start : start + width]
+            logits = logits + self.mirrored_logits(shifted) / 2
+        return logits / 2
+
+    def mirrored_logits(self, x: Tensor) -> Tensor:
+        """Return the logits of the images, or their mean with the logits of the
+        mirrored images, see `mirror`."""
+        if not self.mirror:
             return self.logits(x)
         return torch.stack([self.logits(x), self.logits(x.flip(-1))]).mean(0)
 
@@ -144,14 +187,33 @@ class WhitenedCNN(nn.Module):
 class WhitenFirstLayer(Callback):
     """Computes the first layer of a WhitenedCNN from training images, as the network
     gets them, at the start of a new training. A resume keeps its weights, and so does
-    `--model.weights`."""
+    `--model.weights`.
+
+    Args:
+        num_images: How many images the weights are computed from. They are spread
+            over the training split.
+        bias_epochs: The bias of the layer is trained in so many epochs, then it stays.
+            The default is to train it in all epochs.
+    """
+
+    def __init__(
+        self, num_images: PositiveInt = 1000, bias_epochs: PositiveInt | None = None
+    ) -> None:
+        self.num_images = num_images
+        self.bias_epochs = bias_epochs
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path or pl_module.weights_file:
             return
         data = trainer.datamodule
         samples = data.splits["train"]
-        num = min(len(samples), NUM_IMAGES)
+        num = min(len(samples), self.num_images)
         images, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
         layer = pl_module.net.whiten
         layer.fit(data.normalize(images).to(layer.weight))  # in its precision
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, _: Any) -> None:
+        """Take the gradient of the bias away after `bias_epochs`. Optimizers skip a
+        parameter without a gradient, so that its momentum does not move it either."""
+        if self.bias_epochs and trainer.current_epoch >= self.bias_epochs:
+            pl_module.net.whiten.bias.grad = None
