@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lightbase import UserError
+
 module = pytest.importorskip("project.models.whitened_cnn")
 Whiten, WhitenedCNN = module.Whiten, module.WhitenedCNN
 
@@ -48,24 +50,61 @@ def test_outside_training_it_averages_the_logits_of_mirrored_images(
 ) -> None:
     net = WhitenedCNN(7, channels, widths=[8, 16, 16], mirror=mirror).eval()
     images = torch.rand(5, channels, size, size)
-    logits = net.logits(images)
-    if mirror or (mirror is None and channels == 3):
-        logits = (logits + net.logits(images.flip(-1))) / 2
-    torch.testing.assert_close(net(images), logits)
-    assert net.train()(images).shape == (5, 7)
+
+    def mirrored(images: torch.Tensor) -> torch.Tensor:
+        if mirror or (mirror is None and channels == 3):
+            return (net.logits(images) + net.logits(images.flip(-1))) / 2
+        return net.logits(images)
+
+    torch.testing.assert_close(net(images), mirrored(images))
+    net.translate = True
+    padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+    corners = padded[..., :size, :size], padded[..., 2:, 2:]
+    shifted = (mirrored(corners[0]) + mirrored(corners[1])) / 2
+    torch.testing.assert_close(net(images), (mirrored(images) + shifted) / 2)
+    net.whiten.fit(images)
+    assert torch.equal(net.train()(images), net.logits(images))
+
+
+def test_it_refuses_to_train_if_nothing_has_computed_its_first_layer() -> None:
+    images = torch.rand(4, 3, 32, 32)
+    net, computed = WhitenedCNN(7, widths=[8, 8, 8]), WhitenedCNN(7, widths=[8, 8, 8])
+    initial = {name: value.clone() for name, value in net.state_dict().items()}
+    computed.whiten.fit(images)
+    for state in (None, initial):
+        if state:
+            net.load_state_dict(state)
+        with pytest.raises(UserError, match=r"\nadd its callback: .*callbacks\+"):
+            net(images)
+    net.eval()(images)
+    net.load_state_dict(computed.state_dict())  # as a resume does
+    net.train()(images)
+
+
+def test_half_precision_and_a_tiny_epsilon_give_finite_numbers() -> None:
+    images = torch.rand(8, 3, 32, 32)
+    images[:4] = 0.5  # patches without variance
+    net = WhitenedCNN(7, norm_eps=1e-12)
+    net.whiten.fit(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        net(images).square().mean().backward()
+        assert net.eval()(images).isfinite().all()
+    gradients = [value.grad for value in net.parameters() if value.requires_grad]
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize(
-    ("stage", "ckpt_path", "weights"),
+    ("stage", "ckpt_path", "weights", "num_images"),
     [
-        ("fit", None, None),
-        ("fit", "last.ckpt", None),
-        ("fit", None, "best.ckpt"),
-        ("test", None, None),
+        ("fit", None, None, 1000),
+        ("fit", None, None, 5000),  # there are 1080
+        ("fit", "last.ckpt", None, 1000),
+        ("fit", None, "best.ckpt", 1000),
+        ("test", None, None, 1000),
     ],
 )
 def test_the_callback_whitens_before_a_new_training_only(
-    classifier, stage, ckpt_path, weights
+    classifier, stage, ckpt_path, weights, num_images
 ) -> None:
     synthetic = pytest.importorskip("project.data.synthetic").SyntheticImages
     data = synthetic((3, 32, 32), 4, num_train=1200, num_test=20)
@@ -74,14 +113,32 @@ def test_the_callback_whitens_before_a_new_training_only(
     expected = Whiten(3)
     if (stage, ckpt_path, weights) == ("fit", None, None):
         samples = data.splits["train"]
-        images, _ = samples.__getitems__(
-            [i * len(samples) // 1000 for i in range(1000)]
-        )
+        num = min(num_images, len(samples))
+        images, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
         expected.fit(data.normalize(images))
     model = classifier(net, num_classes=4, weights=weights)
     trainer = SimpleNamespace(datamodule=data, ckpt_path=ckpt_path)
-    module.WhitenFirstLayer().setup(trainer, model, stage)
+    module.WhitenFirstLayer(num_images).setup(trainer, model, stage)
     assert torch.equal(net.whiten.weight, expected.weight)
+
+
+def test_the_bias_of_the_first_layer_stays_after_its_epochs() -> None:
+    net = WhitenedCNN(4, widths=[8, 8, 8])
+    images = torch.rand(4, 3, 32, 32)
+    net.whiten.fit(images)
+    callback = module.WhitenFirstLayer(bias_epochs=2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    biases = []
+    for epoch in range(4):
+        optimizer.zero_grad()
+        net(images).square().mean().backward()
+        trainer = SimpleNamespace(current_epoch=epoch)
+        callback.on_before_optimizer_step(trainer, SimpleNamespace(net=net), optimizer)
+        optimizer.step()
+        biases.append(net.whiten.bias.detach().clone())
+    assert not torch.equal(biases[0], biases[1])
+    assert torch.equal(biases[1], biases[2])  # momentum and decay do not move it
+    assert torch.equal(biases[1], biases[3])
 
 
 def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(

@@ -26,7 +26,7 @@ class Whiten(nn.Module):
     `fit` computes the weights from images. The weights are not trained, the bias is.
     Before `fit` the outputs are the pixels of the patches.
 
-    is_computed: Whether the weights are from `fit` or from a file.
+    is_computed: Whether the weights are from `fit`, here or in the run of a file.
 
     Input (N, in_channels, H, W), output (N, 2 x in_channels x 4, H - 1, W - 1).
     """
@@ -51,16 +51,19 @@ class Whiten(nn.Module):
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
         """Compute the weights from images (N, in_channels, H, W), as the network gets
-        them."""
-        patches = functional.unfold(images, PATCH).transpose(1, 2)
-        patches = patches.flatten(0, 1)  # (num_patches, num_inputs)
+        them, in the precision of the weights."""
+        patches = (
+            functional.unfold(images.to(self.weight), PATCH)
+            .transpose(1, 2)
+            .flatten(0, 1)  # (num_patches, num_inputs)
+        )
         mean = patches.mean(0)
-        patches = patches - mean
+        patches -= mean
         covariance = patches.T @ patches / len(patches)
         variances, directions = torch.linalg.eigh(covariance.double())
-        variances = variances + EPSILON * variances.mean()
+        variances += EPSILON * variances.mean()
         scale = variances.clamp_min(1e-12).rsqrt()
-        weight = (directions * scale).T.flip(0).to(images)  # the largest variance first
+        weight = (directions * scale).T.flip(0).to(mean)  # the largest variance first
         weight = torch.cat([weight, -weight])
         self.weight.copy_(weight.view_as(self.weight))
         self.offset.copy_(-weight @ mean)
@@ -68,9 +71,9 @@ class Whiten(nn.Module):
 
 
 def note_loaded(layer: Any, incompatible_keys: Any) -> None:
-    """Note that a Whiten has got computed weights from a file. The file may also hold
-    the initial weights: they are 0 and 1."""
-    layer.is_computed = bool((layer.weight != layer.weight.round()).any())
+    """Note whether a Whiten has got weights from a file of a run that has computed
+    them: then the mean is not 0."""
+    layer.is_computed = bool(layer.offset.any())
 
 
 def conv(in_channels: int, out_channels: int) -> nn.Conv2d:
@@ -143,8 +146,9 @@ class WhitenedCNN(nn.Module):
         super().__init__()
         self.whiten = Whiten(in_channels)
         channels = [len(self.whiten.weight), *widths]
-        blocks = (block(*pair, norm_eps) for pair in pairwise(channels))
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.Sequential(
+            *(block(*pair, norm_eps) for pair in pairwise(channels))
+        )
         self.head = nn.Linear(channels[-1], num_classes, bias=False)
         self.scale = scale
         if mirror is None:
@@ -157,26 +161,20 @@ class WhitenedCNN(nn.Module):
             if not self.whiten.is_computed:
                 raise UserError(
                     "WhitenedCNN: its first layer is not computed from the data",
-                    f"add the callback: --trainer.callbacks+ {__name__}."
-                    "WhitenFirstLayer",
+                    "add its callback: --trainer.callbacks+ "
+                    "project.models.whitened_cnn.WhitenFirstLayer",
                 )
             return self.logits(x)
-        logits = self.mirrored_logits(x)
-        if not self.translate:
-            return logits
-        height, width = x.shape[-2:]
-        padded = functional.pad(x, (1, 1, 1, 1), mode="reflect")
-        for start in (0, 2):
-            shifted = padded[..., start : start + height, start : start + width]
-            logits = logits + self.mirrored_logits(shifted) / 2
-        return logits / 2
-
-    def mirrored_logits(self, x: Tensor) -> Tensor:
-        """Return the logits of the images, or their mean with the logits of the
-        mirrored images, see `mirror`."""
-        if not self.mirror:
-            return self.logits(x)
-        return torch.stack([self.logits(x), self.logits(x.flip(-1))]).mean(0)
+        views = [x]
+        if self.translate:
+            padded = functional.pad(x, (1, 1, 1, 1), "reflect")
+            views += [padded[..., :-2, :-2], padded[..., 2:, 2:]]
+        if self.mirror:
+            views += [view.flip(-1) for view in views]
+        logits = [self.logits(view) for view in views]
+        if self.translate:
+            logits += logits[::3]  # half of the weight is of the images as they are
+        return torch.stack(logits).mean(0)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of the images as they are."""
@@ -209,8 +207,7 @@ class WhitenFirstLayer(Callback):
         samples = data.splits["train"]
         num = min(len(samples), self.num_images)
         images, _ = samples.__getitems__([i * len(samples) // num for i in range(num)])
-        layer = pl_module.net.whiten
-        layer.fit(data.normalize(images).to(layer.weight))  # in its precision
+        pl_module.net.whiten.fit(data.normalize(images))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, _: Any) -> None:
         """Take the gradient of the bias away after `bias_epochs`. Optimizers skip a
