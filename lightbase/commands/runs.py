@@ -27,7 +27,7 @@ from lightbase.core.config_files import checked
 from lightbase.core.errors import UserError, did_you_mean, first_line, printable
 from lightbase.core.files import read_text, relative_to_cwd, write_whole
 from lightbase.core.folder import is_running
-from lightbase.core.names import RUN_LOCATION_KEYS, better_by_name, flatten
+from lightbase.core.names import SAME_TRAINING_KEYS, better_by_name, flatten
 from lightbase.core.project import PROJECT
 from lightbase.core.tables import as_csv, as_table, as_text
 
@@ -36,8 +36,11 @@ LARGEST_FOR_C = 20_000
 nested so deeply that they end the process."""
 DAMAGES = (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError)
 """What reading a damaged file raises. Its values may have any type."""
-NOT_GROUPED = (*RUN_LOCATION_KEYS, "seed_everything")
+NOT_GROUPED = (*SAME_TRAINING_KEYS, "seed_everything", "data.fold")
 """Settings in which the runs of one setting may differ."""
+CHOSEN_BY_TEST = (
+    "Note: the best of several test numbers is too good; choose by a column `best ...`"
+)
 Row = dict[str, Any]
 Rows = list[Row]
 
@@ -46,7 +49,8 @@ class RunInfo(NamedTuple):
     """What a run has written into its folder. Parts that it has not written are empty.
 
     progress: The content of progress.json; `best` is the best value of `monitor`.
-    results: The first columns of the table, from name to the test metrics.
+    results: The first columns of the table, from name to the best value, or to the test
+        metrics.
     settings: The config by flag.
     """
 
@@ -59,13 +63,14 @@ class RunInfo(NamedTuple):
 Runs = list[RunInfo]
 
 
-def find_runs(root: Path, names: list[str]) -> Runs:
+def find_runs(root: Path, names: list[str], with_test: bool = True) -> Runs:
     """Return the runs that one of the names selects, or all. They are sorted by NAME,
     oldest first. Folders of other programs are left out.
 
     root: The folder of all runs.
     names: NAME, NAME/version_N, a folder of runs, or a pattern such as "sweep/*". NAME
         may have several parts, as in sweep/trial_000.
+    with_test: Whether the results of the runs have the test metrics.
     Raise UserError for a name without a run.
     """
     folders: set[Path] = set()
@@ -82,10 +87,10 @@ def find_runs(root: Path, names: list[str]) -> Runs:
         folders.update(file.parent for file in files)
     # version_10 comes after version_2
     in_order = sorted(folders, key=lambda run: (run.parent, len(run.name), run.name))
-    return [read_run(root, folder) for folder in in_order]
+    return [read_run(root, folder, with_test) for folder in in_order]
 
 
-def read_run(root: Path, folder: Path) -> RunInfo:
+def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
     """Read the files of a run. A run with a damaged file is reported, and has no
     values.
 
@@ -94,6 +99,7 @@ def read_run(root: Path, folder: Path) -> RunInfo:
 
     root: The folder of all runs.
     folder: The folder of the run, which is somewhere in `root`.
+    with_test: Whether the results have the test metrics.
     """
     results: Row = {
         "name": folder.parent.relative_to(root).as_posix(),
@@ -120,7 +126,7 @@ def read_run(root: Path, folder: Path) -> RunInfo:
     if metrics and results["status"] == "stopped":
         results["status"] = "finished"
     for key in sorted(metrics):
-        if key.startswith("test/") and key != "test/num_samples":
+        if with_test and key.startswith("test/") and key != "test/num_samples":
             results[key] = metrics[key]
     return RunInfo(folder, progress, results, settings)
 
@@ -139,22 +145,17 @@ def read_file(path: Path) -> Row:
     return dict(checked(yaml.load(text, loader)))
 
 
-def sort_runs(runs: Runs, column: str, mode: str | None) -> Runs:
-    """Return the runs by a column. Runs without a number in it are the last ones.
+def position(row: Row, column: str, mode: str | None) -> float:
+    """Return a number that sorts rows by a column. Rows without a number are last.
 
-    column: A result or a setting.
     mode: "max" if the largest number comes first; otherwise the smallest one does.
     """
-
-    def position(run: RunInfo) -> float:
-        value = (run.settings | run.results).get(column)
-        if not isinstance(value, int | float):
-            return math.inf
-        if mode == "max":
-            return -value
-        return value
-
-    return sorted(runs, key=position)
+    value = row.get(column)
+    if not isinstance(value, int | float):
+        return math.inf
+    if mode == "max":
+        return -value
+    return value
 
 
 def best_checkpoint(runs: Runs) -> Path:
@@ -170,8 +171,8 @@ def best_checkpoint(runs: Runs) -> Path:
         raise UserError(
             f"--best needs runs with one monitored metric; these have {names}", status=2
         )
-    ((metric, mode),) = metrics.items()
-    best = sort_runs(measured, f"best {metric}", mode)[0]
+    (mode,) = metrics.values()
+    best = min(measured, key=lambda run: position(run.progress, "best", mode))
     return best.folder / "checkpoints" / "best.ckpt"
 
 
@@ -187,7 +188,7 @@ def as_rows(runs: Runs) -> Rows:
     configs = [run.settings for run in runs if run.settings]
     for key in dict.fromkeys(itertools.chain(*configs)):
         num_values = len({repr(config.get(key)) for config in configs})
-        if num_values > 1 and key not in RUN_LOCATION_KEYS:
+        if num_values > 1 and key not in SAME_TRAINING_KEYS:
             columns[key] = None
     rows = []
     for run in runs:
@@ -198,11 +199,11 @@ def as_rows(runs: Runs) -> Rows:
 
 def metrics_of(run: RunInfo) -> dict[str, float]:
     """Return the numbers of a run that can be compared: the best value of its monitored
-    metric, and its test metrics."""
+    metric, and its test metrics. A metric that was NaN or infinite is NaN."""
     return {
-        name: value
+        name: float("nan" if value is None else value)
         for name, value in run.results.items()
-        if name.startswith(("best ", "test/")) and isinstance(value, float)
+        if name.startswith(("best ", "test/"))
     }
 
 
@@ -241,18 +242,24 @@ def as_groups(runs: Runs) -> Rows:
     return [{column: row.get(column) for column in columns} for row in rows]
 
 
-def compare(root: Path, names: list[str]) -> None:
-    """Print the difference of two settings for each metric, with its interval.
+def compare(root: Path, names: list[str], with_test: bool) -> None:
+    """Print the difference of two settings for each metric, with its interval. The test
+    metrics are left out without `with_test`.
 
     names: The NAME of each setting. Its runs have to differ in the seed alone.
-    Raise UserError unless there are two names, with at least two finished runs each.
+    Raise UserError unless there are two names, with at least two finished runs each,
+    and a metric.
     """
     from lightbase.extras.spread import difference, spread
 
     if len(names) != 2:
         raise UserError("--compare takes two names", "give NAME NAME", 2)
-    first, second = (finished_by_seed(root, name) for name in names)
+    first, second = (finished_by_seed(root, name, with_test) for name in names)
     metrics = set.intersection(*map(set, [*first.values(), *second.values()]))
+    if not metrics:
+        raise UserError(
+            "--compare: the runs have no validation in common", "add --test"
+        )
     for metric in sorted(metrics):
         old = {seed: numbers[metric] for seed, numbers in first.items()}
         new = {seed: numbers[metric] for seed, numbers in second.items()}
@@ -261,11 +268,13 @@ def compare(root: Path, names: list[str]) -> None:
         print(f"{metric}, second minus first: {difference(old, new).text()}")
 
 
-def finished_by_seed(root: Path, name: str) -> dict[int, dict[str, float]]:
+def finished_by_seed(
+    root: Path, name: str, with_test: bool
+) -> dict[int, dict[str, float]]:
     """Return {seed: metrics} of the finished runs of a name. Of two runs with one seed,
     the newest counts. Raise UserError if there are fewer than two seeds, or if the runs
     differ in other settings: their mean would be of no setting."""
-    runs = find_runs(root, [name])
+    runs = find_runs(root, [name], with_test)
     runs = [run for run in runs if run.results["status"] == "finished"]
     if len(set(map(setting_of, runs))) > 1:
         raise UserError(
@@ -385,6 +394,7 @@ def make_parser() -> ScriptParser:
         help="as of train.py",
     )
     add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
+    add("--test", action="store_true", help="add the test of each run")
     add(
         "--plot",
         type=output_file,
@@ -416,13 +426,18 @@ def main(args: Args = None) -> None:
     """
     with short_errors():
         options = make_parser().parse_args(args)
+        sorts_by_test = "test/" in str(options.sort)
+        with_test = options.test or sorts_by_test
         if options.compare:
-            compare(options.root, options.names)
+            compare(options.root, options.names, with_test)
             return
-        runs = find_runs(options.root, options.names)
-        if options.sort:
-            runs = sort_runs(runs, options.sort, better_by_name(options.sort))
+        runs = find_runs(options.root, options.names, with_test)
         rows = as_groups(runs) if options.group else as_rows(runs)
+        if sorts_by_test:
+            print(CHOSEN_BY_TEST, file=sys.stderr)
+        if options.sort:
+            mode = better_by_name(options.sort)
+            rows.sort(key=lambda row: position(row, options.sort, mode))
         if options.sort not in (None, *rows[0]):
             columns = ", ".join(rows[0])
             raise UserError(

@@ -8,13 +8,16 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from lightbase.commands.runs import metrics_of, read_run
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd, write_whole
-from lightbase.extras.seeds import SeedResults, read_seeds, train_seeds
+from lightbase.core.folder import newest_version, root_folder
+from lightbase.extras.seeds import read_seeds, train_seeds
 from lightbase.extras.spread import spread
 
 
@@ -43,32 +46,41 @@ def repeat_with_seeds(
             "leave it out; the same command with --seeds continues",
             2,
         )
-    results = train_seeds(spec, others, seeds, lambda words: train(*parse(words)))
-    spreads = summarize(results)
-    if results.failures:
+    failures = train_seeds(spec, others, seeds, lambda words: train(*parse(words)))
+    folder = root_folder(spec.config) / spec.config.name
+    spreads = summarize(folder, seeds, failures)
+    if failures:
         raise UserError(
-            f"{len(results.failures)} of {len(seeds)} seeds failed: "
-            f"{', '.join(map(str, results.failures))}",
+            f"{len(failures)} of {len(seeds)} seeds failed: "
+            f"{', '.join(map(str, failures))}",
             "the means are of the others only",
         )
     return spreads
 
 
-def summarize(results: SeedResults) -> dict[str, Any]:
+def summarize(
+    folder: Path, seeds: list[int], failures: dict[int, str]
+) -> dict[str, Any]:
     """Print the mean and the spread of each metric, and write them to seeds.json in
-    ROOT/NAME. Return {metric: {n, mean, deviation, low, high}}."""
+    ROOT/NAME. Return {metric: {n, mean, deviation, low, high}}.
+
+    folder: ROOT/NAME, which holds the runs.
+    failures: {seed: the first line of the error}. The means are of the other seeds.
+    """
+    values: dict[str, dict[int, float]] = {}
+    for seed in seeds:
+        if seed not in failures:
+            run = read_run(folder, newest_version(folder / f"seed_{seed}"))
+            for metric, value in metrics_of(run).items():
+                values.setdefault(metric, {})[seed] = value
     spreads = {}
-    for metric, values in results.values.items():
-        total = spread([*values.values()])
+    for metric in values:
+        total = spread([*values[metric].values()])
         say(f"{metric} {total.text('seeds')}")
         spreads[metric] = asdict(total)
-    content = {
-        "metrics": spreads,
-        "values": results.values,
-        "failures": results.failures,
-    }
-    results.folder.mkdir(parents=True, exist_ok=True)  # all runs may have failed
-    file = results.folder / "seeds.json"
+    content = {"metrics": spreads, "values": values, "failures": failures}
+    folder.mkdir(parents=True, exist_ok=True)  # all runs may have failed
+    file = folder / "seeds.json"
     write_whole(file, json.dumps(content, indent=2) + "\n")
     say(f"Results: {relative_to_cwd(file)}")
     return spreads

@@ -4,14 +4,18 @@ This file checks the flags and prints the results. The trials and their order ar
 lightbase/extras/sweep.py. Read `main` first.
 """
 
+import math
 import shlex
-from collections import defaultdict
 from typing import Any
 
-import numpy as np
-
 from lightbase.commands import arguments
-from lightbase.commands.runs import Row, find_runs, print_table, short_text
+from lightbase.commands.runs import (
+    Row,
+    as_groups,
+    find_runs,
+    print_table,
+    short_text,
+)
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse, train
 from lightbase.core.compat import quiet_lightning
@@ -19,12 +23,13 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import root_folder
+from lightbase.core.folder import root_folder, script_command
 from lightbase.core.monitor import choose_monitor
-from lightbase.core.names import RUN_LOCATION_KEYS, flatten
+from lightbase.core.names import SAME_TRAINING_KEYS, flatten
 from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
 from lightbase.extras.dry_run import load_data
+from lightbase.extras.spread import spread
 from lightbase.extras.sweep import (
     Flags,
     FrozenTrial,
@@ -40,7 +45,7 @@ from lightbase.extras.sweep import (
     read_search,
 )
 
-NOT_SEARCHED = [*RUN_LOCATION_KEYS, "monitor", "monitor_mode"]
+NOT_SEARCHED = [*SAME_TRAINING_KEYS, "monitor", "monitor_mode"]
 """Flags that no trial may change: the place of the runs, and the metric that compares
 the trials."""
 REPEATS = ["data.fold", "seed_everything"]
@@ -105,16 +110,22 @@ def begin(options: Any, flags: Flags) -> Sweep:
     spec, model, data = parse_ends(searches, flags)
     monitor = choose_monitor(spec.config, model, data)
     metric, mode = monitor or (None, "min")
-    if monitor is None and not grid:
+    # folds of one setting estimate its test: nothing is chosen
+    is_estimate = "data.fold" in searches and searches.keys() <= {*REPEATS}
+    with_test = is_estimate and spec.config.test
+    if monitor is None and not with_test:
         raise UserError(
-            "a search compares trials by a validation, and there is none", status=2
+            "a search compares trials by a validation, and there is none",
+            "give --monitor, or validate, such as by --data.val_fraction 0.1",
+            2,
         )
     spec.config.name = options.name or f"{spec.config.name}_sweep"
     folder = root_folder(spec.config) / spec.config.name
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=False)  # once, a download for instance
     settings = flatten(as_values(spec)) | {"search": options.search}
-    del settings["trainer.default_root_dir"]  # it may be typed in several ways
+    # the path may be typed in several ways; the test changes no training
+    del settings["trainer.default_root_dir"], settings["test"]
     study, lock = open_study(folder, settings, mode)
     return Sweep(
         study,
@@ -125,6 +136,7 @@ def begin(options: Any, flags: Flags) -> Sweep:
         grid,
         num_trials,
         metric,
+        with_test,
         spec.config.seed_everything,
     )
 
@@ -160,38 +172,71 @@ def as_row(sweep: Sweep, trial: FrozenTrial) -> Row:
 
 
 def show_results(sweep: Sweep) -> None:
-    """Print the trials, and the best flags, or the means over folds or seeds.
+    """Print the trials, and the means of the folds or the best setting.
 
-    Raise UserError if no trial has finished.
+    Raise UserError if no trial has finished, or if no setting can be the best.
     """
     print_table([as_row(sweep, trial) for trial in sweep.study.trials])
     if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
-    if any(flag in sweep.searches for flag in REPEATS):
-        print_means(sweep)
-    elif sweep.monitor:
-        best = as_flags(sweep.study.best_params)
-        print(f"Best flags: {shlex.join([*sweep.flags, *best])}")
+    if sweep.with_test:
+        print_table(as_groups(find_runs(sweep.folder, [])))
+    else:
+        show_best(sweep)
 
 
-def print_means(sweep: Sweep) -> None:
-    """Print mean and standard deviation of each metric of the trials that differ in the
-    fold or the seed only. A single trial is left out.
+def show_best(sweep: Sweep) -> None:
+    """Print the means over folds or seeds, the flags of the best setting, and the
+    commands that test its runs.
 
-    The standard deviation has the divisor n - 1.
+    A setting is the values of the flags that are no repeats. Of equal means, the one
+    with the smaller deviation is the best, and then the first. A setting with a failed
+    trial cannot be the best: the others may have been lucky. Raise UserError if each
+    setting has one.
     """
-    results = {run.results["name"]: run.results for run in find_runs(sweep.folder, [])}
-    groups: Any = defaultdict(list)
-    for trial in sweep.study.get_trials(states=[TrialState.COMPLETE]):
-        values = tuple((k, v) for k, v in trial.params.items() if k not in REPEATS)
-        for metric, number in results.get(name_of(trial.number), {}).items():
-            if metric.startswith(("best ", "test/")):
-                groups[values, metric].append(number)
-    rows = []
-    for (values, metric), numbers in groups.items():
-        if len(numbers) > 1:
-            array = np.array(numbers, float)  # NaN for None
-            row = dict(values) | {"metric": metric, "n": len(array)}
-            rows.append(row | {"mean": array.mean(), "spread": array.std(ddof=1)})
-    if rows:
+    trials = sweep.study.trials
+    settings = {repr(values_of(trial)): values_of(trial) for trial in trials}
+    rows = [as_mean(sweep, values, trials) for values in settings.values()]
+    if any(flag in sweep.searches for flag in REPEATS):
         print_table(rows)
+    complete = [row for row in rows if row["state"] == "complete"]
+    if not complete:
+        raise UserError("each setting has a failed trial, so none is the best")
+    sign = {"MINIMIZE": 1, "MAXIMIZE": -1}[sweep.study.direction.name]
+    best = min(complete, key=lambda row: (sign * row[sweep.monitor], row["±"]))
+    values = {flag: best[flag] for flag in sweep.searches if flag not in REPEATS}
+    say(f"Best flags: {shlex.join([*sweep.flags, *as_flags(values)])}")
+    for trial in trials:
+        if values_of(trial) == values:
+            path = f"{sweep.folder.name}/{name_of(trial.number)}"
+            command = script_command("evaluate.py", path, sweep.folder.parent)
+            say(f"To test it: python {command}")
+
+
+def values_of(trial: FrozenTrial) -> Values:
+    """Return the values of a trial by flag, without the flags of `REPEATS`."""
+    return {flag: x for flag, x in trial.params.items() if flag not in REPEATS}
+
+
+def as_mean(sweep: Sweep, values: Values, trials: list[FrozenTrial]) -> dict[Any, Any]:
+    """Return the values of a setting, the mean and the standard deviation (divisor n -
+    1) of the monitored metric over the `n` trials that have finished, and the 95 %
+    interval of the mean. For folds, which share training samples, this interval would
+    be too narrow, so it is left out.
+
+    trials: All trials. With --trials, a setting may have fewer than others.
+    """
+    scores: list[Any] = []
+    for trial in trials:
+        if values_of(trial) == values and trial.state == TrialState.COMPLETE:
+            scores.append(trial.value)
+    total = spread(scores or [math.nan])
+    row = values | {"n": len(scores), sweep.monitor: total.mean, "±": total.deviation}
+    if "data.fold" not in sweep.searches:
+        row |= {"95 % from": total.low, "to": total.high}
+    repeats = [sweep.searches[flag] for flag in REPEATS if flag in sweep.searches]
+    num_repeats = math.prod(len(repeat.choices) for repeat in repeats)
+    row["state"] = "complete"
+    if len(scores) < num_repeats:
+        row["state"] = f"{num_repeats - len(scores)} of {num_repeats} failed"
+    return row

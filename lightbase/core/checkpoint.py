@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightbase.core.batches import tensors_in, to_host
+from lightbase.core.curves import stage_name
 from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.files import check_readable, write_whole
 
@@ -206,8 +207,23 @@ class RunCheckpoint(ModelCheckpoint):
         return f"{type(self).__qualname__}/{self.filename}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError for a callback that averages weights after the last
+        """Raise UserError for a callback or a schedule that would go by the test set,
+        see `val_fraction`, and for a callback that averages weights after the last
         validation. A check of best.ckpt would find it at the end of a long training."""
+        watchers: list[Any] = [
+            *trainer.early_stopping_callbacks,
+            *trainer.checkpoint_callbacks,
+            *trainer.lr_scheduler_configs,
+        ]
+        for watcher in watchers:
+            name = str(vars(watcher).get("monitor"))
+            if name.startswith("val/") and stage_name(trainer, "val") != "val":
+                raise UserError(
+                    f"a callback or a schedule watches {name}: with data.val_fraction "
+                    "0 there is no validation",
+                    "leave it out, or give --data.val_fraction 0.1",
+                    2,
+                )
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(x, StochasticWeightAveraging) for x in callbacks):
             raise UserError(

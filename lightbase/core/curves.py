@@ -71,6 +71,15 @@ def run_folder(trainer: Trainer) -> Path:
     return Path(trainer.default_root_dir)
 
 
+def stage_name(trainer: Any, stage: Stage) -> str:
+    """Return the name of a stage in curves and files. It is test_each_epoch for "val"
+    if the samples for validation are those of the test."""
+    data = trainer.datamodule
+    if stage == "val" and isinstance(data, BaseDataModule) and data.validates_on_test:
+        return "test_each_epoch"
+    return stage
+
+
 def gather(value: Any) -> list[Any]:
     """Return the values of all processes as a list, by rank. All processes must call
     this.
@@ -141,7 +150,8 @@ class Curves(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         classes = data.classes if isinstance(data, BaseDataModule) else []
         for name in get_args(Stage):
-            self.means[name] = Accumulator(metrics.clone(), f"{name}/", classes)
+            stage_prefix = f"{stage_name(trainer, name)}/"
+            self.means[name] = Accumulator(metrics.clone(), stage_prefix, classes)
         self.means["epoch"] = Accumulator(metrics.clone(), "train/", classes)
         self.means["train"].epoch = self.means["epoch"]
         pl_module.prepare_net(trains=stage == "fit")
@@ -215,7 +225,8 @@ class Curves(Callback):
         test, which gets others by `setup`: a profiler may have added hooks to the
         module's metrics that cannot be copied."""
         test = self.means["test"]
-        self.means["val"] = Accumulator(test.metrics, "val/", test.classes)
+        prefix = self.means["val"].prefix
+        self.means["val"] = Accumulator(test.metrics, prefix, test.classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the means of the validation."""
@@ -269,14 +280,15 @@ def log_point(
     module: LightningModule, values: Mapping[str, Tensor], **options: Any
 ) -> None:
     """Log values for loggers, callbacks and the terminal. The progress bar shows
-    neither val/loss, nor learning rates, nor curves of single classes.
+    neither the loss of a validation, nor learning rates, nor curves of single classes.
 
     values: {curve: tensor ()}, equal in all processes. At the end of an epoch Lightning
         warns without `sync_dist`, although the values are equal.
     options: Arguments of LightningModule.log.
     """
     for name, value in values.items():
-        is_hidden = name == "val/loss" or name.startswith("lr") or is_of_class(name)
+        is_hidden = name in ("val/loss", "test_each_epoch/loss")
+        is_hidden = is_hidden or name.startswith("lr") or is_of_class(name)
         LightningModule.log(module, name, value, prog_bar=not is_hidden, **options)
 
 
@@ -322,4 +334,5 @@ def is_of_class(name: str) -> bool:
     name: The name of the curve, such as val_class_acc/cat.
     """
     # Lightning adds dataloader_idx_1 to the values of a second loader
+    name = name.removeprefix("test_each_epoch/")
     return re.match("(train|val|test)_[^/]+/(?!dataloader_idx_)", name) is not None

@@ -84,7 +84,8 @@ class BaseDataModule(LightningDataModule):
             faster. The default is true with a GPU. It has no effect on resident data.
         persistent_workers: Keep the worker processes from epoch to epoch.
         val_fraction: The share of the training set that is used for validation, if
-            there is no validation set. With 0 the test set is used for validation.
+            there is no validation set. With 0 each epoch is measured on the test set,
+            as the curves test_each_epoch/, and selects nothing.
         split_seed: The seed that chooses the samples for validation and for the folds.
         num_folds: Divide the training set into this number of folds. One fold is the
             test set, and the test set of the data is not used.
@@ -150,6 +151,12 @@ class BaseDataModule(LightningDataModule):
     def num_classes(self) -> int | None:
         """The number of classes. None if the targets are not classes."""
         return len(self.classes) or None
+
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether the samples for validation are those of the test, see
+        `val_fraction`. Then no epoch may be selected by them."""
+        return not self.val_fraction and "val" not in self.own_splits
 
     def load(self, split: Literal["train", "test"]) -> Any:
         """Return the samples of a split, one of `own_splits`. Every data set overrides

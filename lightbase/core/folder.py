@@ -1,6 +1,7 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from lightbase.core.errors import UserError
-from lightbase.core.files import refuse_links, write_whole
+from lightbase.core.files import refuse_links, relative_to_cwd, write_whole
 from lightbase.core.project import PROJECT
 
 NO_NAME = re.compile(r"/+|\.\.|version_\d+")
@@ -100,6 +101,39 @@ def root_folder(config: Any) -> Path:
             f"--name {config.name!r} is no name for a folder below {root}", status=2
         )
     return root
+
+
+def script_command(script: str, ckpt_path: str, root: Path) -> str:
+    """Return the command that opens a checkpoint with a script, without `python`. Paths
+    are relative to the working folder.
+
+    script: The name of the script, such as "evaluate.py".
+    ckpt_path: A path, or NAME/version_N.
+    root: The folder of all runs. The command names it unless it is the default one.
+    """
+    path = relative_to_cwd(PROJECT.root / "scripts" / script)
+    words = [path, "--ckpt_path", ckpt_path]
+    if root != PROJECT.logs:
+        words += ["--trainer.default_root_dir", relative_to_cwd(root)]
+    return shlex.join(words)
+
+
+def check_same_settings(
+    folder: Path, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """Raise UserError if the runs in a folder have other settings than this command:
+    their numbers would not belong together.
+
+    before, now: The settings by flag.
+    """
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"--{key} {now.get(key)}: {relative_to_cwd(folder)} has "
+                f"{before.get(key)}",
+                "give the same, or another --name",
+                2,
+            )
 
 
 def make_version(folder: Path) -> Path:

@@ -11,6 +11,8 @@ from lightbase.core.metrics import collection
 from lightbase.core.module import BaseModule, has_named_optimizer
 from lightbase.core.names import better_by_name
 
+GIVE_VALIDATION = "leave it out, or validate, such as by --data.val_fraction 0.1"
+
 
 class Monitor(NamedTuple):
     """The metric that compares epochs.
@@ -41,9 +43,9 @@ def choose_monitor(
     reason = why_unvalidated(config.trainer, model, data)
     if reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
         raise UserError(
-            "--model.scheduler ReduceLROnPlateau needs a validation to go by: "
-            f"{reason}",
-            status=2,
+            f"--model.scheduler ReduceLROnPlateau needs a validation: {reason}",
+            GIVE_VALIDATION,
+            2,
         )
     name = config.monitor
     if name == "auto":
@@ -55,9 +57,10 @@ def choose_monitor(
     if reason:
         if config.patience is not None:
             raise UserError(
-                f"--patience {config.patience} needs a metric of a validation to go by:"
-                f" {reason}",
-                status=2,
+                f"--patience {config.patience} needs a metric of a validation: "
+                f"{reason}",
+                GIVE_VALIDATION,
+                2,
             )
         say(f"best.ckpt is the last epoch ({reason})")
         return None
@@ -86,10 +89,8 @@ def why_unvalidated(
 
     trainer: The Trainer's flags.
     """
-    if isinstance(data, BaseDataModule) and not (
-        data.val_fraction or "val" in data.own_splits
-    ):
-        return "data.val_fraction 0: val/ is measured on the test set"
+    if isinstance(data, BaseDataModule) and data.validates_on_test:
+        return "data.val_fraction 0: each epoch is measured on the test set"
     if trainer.limit_val_batches == 0:
         return "trainer.limit_val_batches 0"
     every, last = trainer.check_val_every_n_epoch, trainer.max_epochs

@@ -9,6 +9,8 @@ from typing import Any
 
 RUN_LOCATION_KEYS = ("ckpt_path", "name", "trainer.default_root_dir")
 """Settings that say where a run is, not what it does."""
+SAME_TRAINING_KEYS = (*RUN_LOCATION_KEYS, "test")
+"""Settings that change nothing in what a run trains."""
 WITHOUT_EFFECT = (
     "num_workers",
     "pin_memory",

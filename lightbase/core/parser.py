@@ -50,6 +50,7 @@ FLAGS = [
     ("patience", PositiveInt | None, None),
     ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
+    ("test", bool, True),
 ]
 """Name, type and default of the flags of train.py that are not Lightning's."""
 EXTRA_FLAGS: list[tuple[str, Any, Any]] = []

@@ -74,6 +74,7 @@ MAY_CHANGE = {
     "model.per_class",
     "model.top_k",
     "keep_every_epoch",
+    "test",
     "patience",
 }
 """Settings that a resume may change, with all settings below them. All others must

@@ -6,7 +6,6 @@ the folder and the callbacks, opens the loggers, makes the Trainer, and calls
 `end_early` and `short_endings` handle this.
 """
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,14 +32,13 @@ from lightbase.core.devices import (
 from lightbase.core.errors import UserError, first_line, rank, say
 from lightbase.core.extra import Extra
 from lightbase.core.files import json_text, read_json, relative_to_cwd
-from lightbase.core.folder import Run, root_folder
+from lightbase.core.folder import Run, root_folder, script_command
 from lightbase.core.monitor import choose_monitor
-from lightbase.core.project import PROJECT
 from lightbase.core.record import RunRecorder, best_callback, recorder_of
 from lightbase.core.signals import SIGNALS, Stopped
 from lightbase.core.spec import RunSpec
 from lightbase.core.state_errors import state_errors
-from lightbase.core.testing import best_checkpoint, run_test, say_results
+from lightbase.core.testing import NO_TEST, best_checkpoint, run_test, say_results
 
 
 def train(
@@ -92,7 +90,7 @@ def train(
                 logger=loggers or False,
                 plugins=[AtomicCheckpointIO(checks)],
             )
-            metrics = fit_and_test(trainer, model, data, spec.checkpoint, run)
+            metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
     except (UserError, OSError, Stopped) as error:
         if run:
@@ -127,35 +125,38 @@ def resume_command(run: Run) -> str:
     start = "torchrun (or srun) ..."
     if num_processes_started() == (0, 0):
         start = "python"
-    words = [relative_to_cwd(PROJECT.root / "scripts" / "train.py")]
-    words += ["--ckpt_path", relative_to_cwd(run.checkpoints / "last.ckpt")]
-    if run.root != PROJECT.logs:
-        words += ["--trainer.default_root_dir", relative_to_cwd(run.root)]
-    return f"{start} {shlex.join(words)}"
+    path = relative_to_cwd(run.checkpoints / "last.ckpt")
+    return f"{start} {script_command('train.py', path, run.root)}"
 
 
 def fit_and_test(
     trainer: Any,
     model: LightningModule,
     data: LightningDataModule,
-    path: Path | None,
+    spec: RunSpec,
     run: Run | None,
 ) -> dict[str, Any]:
     """Train, test the best checkpoint, write and print the results. Return the content
-    of metrics.json.
+    of metrics.json. With --test false nothing is tested.
 
-    path: The checkpoint from which the training starts, or None.
+    spec: The record of the run.
     run: The run's folder, or None in a process that writes nothing.
     Raises Stopped after a signal, and UserError for a flag that Lightning refuses only
     in the training.
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
+    path = spec.checkpoint
+    test_metrics: dict[str, Any] = {}
+    without = NO_TEST
     with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         say_best(trainer)
-        tested = best_checkpoint(trainer)
-        test_metrics = run_test(trainer, model, data, tested)
+        best = best_checkpoint(trainer)
+        if spec.config.test:
+            test_metrics = run_test(trainer, model, data, best)
+        else:
+            without = how_to_test(spec, run, best)
     length = recorder.length(trainer)
     if run:  # with ddp_spawn another process has trained, and has written the file
         progress = read_json(run.folder / "progress.json")
@@ -165,12 +166,28 @@ def fit_and_test(
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
     leave(trainer)
-    say_results(values, tested)
+    say_results(values, best, without)
     if run:
         say(f"Run folder: {relative_to_cwd(run.folder)}")
     else:
         say("fast_dev_run: nothing written")
     return values
+
+
+def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
+    """Return the line in place of a test that --test false has left out.
+
+    run: The run's folder, or None in a process that writes nothing.
+    best: The checkpoint that would be tested, or None if there is none.
+    """
+    text = "No test (--test false)"
+    if spec.config.get("built_in_python"):  # scripts cannot open such a run
+        return f'{text}; the same call with test=True, ckpt_path="last" tests it'
+    if run and best:
+        path = f"{spec.config.name}/{run.folder.name}"
+        command = script_command("evaluate.py", path, run.root)
+        return f"{text}; to test it: python {command}"
+    return text
 
 
 def say_best(trainer: Trainer) -> None:

@@ -89,12 +89,15 @@ def has_test(model: LightningModule, data: LightningDataModule) -> bool:
     return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
 
 
-def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
+def say_results(
+    values: Mapping[str, Any], tested: Path | None, without: str = NO_TEST
+) -> None:
     """Print the length of the training and the test metrics. Metrics of single classes
     follow below the others, the lowest value first.
 
     values: The content of metrics.json.
     tested: The checkpoint that was tested, or None for the last weights.
+    without: The line in place of the test metrics if there are none.
     """
     say(
         f"Trained {values['epochs']} epochs, {values['steps']:,} steps in "
@@ -102,7 +105,7 @@ def say_results(values: Mapping[str, Any], tested: Path | None) -> None:
     )
     metrics = [name for name in values if name not in LENGTHS]
     if not metrics:
-        say(NO_TEST)
+        say(without)
         return
     weights = "the last weights"
     if tested:

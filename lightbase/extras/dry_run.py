@@ -203,7 +203,9 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     check_transforms(data)
     if with_test:
         data.setup("test")
-    num_val = len(data.splits.get("val", ()))
+    num_val = 0
+    if not data.validates_on_test:
+        num_val = len(data.splits.get("val", ()))
     text = (
         f"Data: {type(data).__name__}, {len(data.splits['train']):,} training and "
         f"{num_val:,} validation samples"

@@ -21,7 +21,7 @@ from torch.nn.functional import interpolate, pad
 from torchvision.utils import make_grid
 
 from lightbase.core.batches import inputs_of, targets_of, to_host
-from lightbase.core.curves import Stage, gather, run_folder
+from lightbase.core.curves import Stage, gather, run_folder, stage_name
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import say
 from lightbase.core.extra import Extra
@@ -153,8 +153,9 @@ class PredictionFigures(Extra):
             self.data = None
         else:
             if trainer.is_global_zero:
+                shown = stage_name(trainer, stage)
                 for name, figure in FIGURES[task](self).items():
-                    log_figure(trainer, f"view/{name}/{stage}", figure)
+                    log_figure(trainer, f"view/{name}/{shown}", figure)
         self.loader = None
 
     on_test_end = on_validation_end
@@ -178,7 +179,7 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
     folder = run_folder(trainer) / "metrics"
     for name, value in means.non_scalar_values.items():
         folder.mkdir(exist_ok=True)
-        file = folder / f"{stage}_{as_curve_names([name])[0]}.json"
+        file = folder / f"{means.prefix[:-1]}_{as_curve_names([name])[0]}.json"
         if not file.exists():
             say(f"Metric {name} is no curve: its values are in metrics/{file.name}")
         write_whole(file, json.dumps(value, default=Tensor.tolist))

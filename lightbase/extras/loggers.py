@@ -51,7 +51,7 @@ class RunTensorBoard(TensorBoardLogger):
         tags = {}
         for name, value in metrics.items():
             tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
-            tags[re.sub(r"^test(?=[/_])", "view/test", tag)] = value
+            tags[re.sub(r"^test(?=[/_])(?!_each_epoch)", "view/test", tag)] = value
         tags.pop("view/test/num_samples", None)
         super().log_metrics(tags, step)
 

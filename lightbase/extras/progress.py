@@ -41,7 +41,7 @@ class EpochLines(Extra):
         hidden = ["lr"]
         # without a validation in this epoch, val/ has the values of an earlier one
         if self.validated_epoch != trainer.current_epoch:
-            hidden.append("val")
+            hidden += ["val", "test_each_epoch"]
         texts = []
         for name, value in trainer.callback_metrics.items():
             if name.split("/")[0] not in hidden and not is_of_class(name):

@@ -34,6 +34,7 @@ from lightbase.core.files import (
     refuse_links,
     relative_to_cwd,
 )
+from lightbase.core.folder import check_same_settings
 from lightbase.core.signals import SIGNALS, Stopped
 
 try:
@@ -138,7 +139,9 @@ class Sweep:
     searches: Optuna's distributions by flag.
     grid: The values of each trial, if there is no range.
     num_trials: How many trials the sweep has, in all processes.
-    monitor: The metric that compares the trials. None in a grid without a validation.
+    monitor: The metric that compares the trials. None in folds without a validation.
+    with_test: Whether each trial is tested. Trials that are compared are not, so that
+        nothing is chosen by a test.
     seed: The values that Optuna chooses follow from it.
     """
 
@@ -150,6 +153,7 @@ class Sweep:
     grid: list[Values]
     num_trials: int
     monitor: str | None
+    with_test: bool
     seed: int
 
     def train_trials(self, train: Train) -> Iterator[FrozenTrial]:
@@ -241,6 +245,7 @@ class Sweep:
         place = [
             f"--name={self.folder.name}/{run.parent.name}",
             f"--trainer.default_root_dir={self.folder.parent}",
+            f"--test={self.with_test}",
         ]
         if (run / "checkpoints" / "last.ckpt").is_file():
             return [*place, "--ckpt_path=last"]
@@ -288,13 +293,7 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
         raise UserError(
             f"{file} cannot be read: {error!r}", "give another --name"
         ) from error
-    for key in before | settings:
-        if before.get(key) != settings.get(key):
-            raise UserError(
-                f"--{key}: {relative_to_cwd(folder)} has {before.get(key)}",
-                "give the same, or another --name",
-                2,
-            )
+    check_same_settings(folder, before, settings)
     return study, lock
 
 

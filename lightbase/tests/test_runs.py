@@ -69,7 +69,7 @@ def refused(capsys: Any, root: Path, *args: str) -> str:
 def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
     root, capsys
 ):
-    rows = [" ".join(row.values()) for row in table(capsys, root)]
+    rows = [" ".join(row.values()) for row in table(capsys, root, "--test")]
     assert rows == [
         "mlp 0 finished 4 2.0 0.8 0.7 0.1",
         "mlp 2 finished 4 2.0 0.9 0.6 0.01",
@@ -78,9 +78,9 @@ def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
     ]
     call(root, "mlp/version_0", "mlp/version_10")
     header, _, last = capsys.readouterr().out.splitlines()
-    names = "name version status epochs minutes best val/acc test/acc"
+    names = "name version status epochs minutes best val/acc"
     assert header.split() == names.split(), "these two have the same settings"
-    assert last.split() == ["mlp", "10", "stopped", "3", "1.5", "-", "-"]
+    assert last.split() == ["mlp", "10", "stopped", "3", "1.5", "-"]
 
 
 def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys):
@@ -141,6 +141,28 @@ def test_sorting_puts_the_best_first_and_what_has_no_value_last(root, capsys):
     write_run(root, "=cmd/version_3", metric="val/loss", best=0.3)
     write_run(root, "=cmd/version_4", metric="val/loss", best=0.123456789)
     assert order("best val/loss") == "4= 3= 0m 2m 10m 0s"
+
+
+def test_who_chooses_by_the_test_is_warned(root, capsys):
+    call(root, "--sort", "test/acc")
+    output, error = capsys.readouterr()
+    assert "test/acc" in output.splitlines()[0]
+    assert error.startswith("Note: the best of several test numbers is too good")
+    assert len(error.splitlines()) == 1
+    call(root, "--sort", "best val/acc", "--test")
+    assert not capsys.readouterr().err
+
+
+def test_groups_are_sorted_by_their_means(tmp_path, capsys):
+    root = tmp_path / "logs"
+    for lr, bests in ((0.1, (0.5, 0.9)), (0.2, (0.75, 0.75))):
+        for seed, best in enumerate(bests):
+            write_run(root, f"{lr}/seed_{seed}/version_0", lr=lr, best=best, test=0.3)
+    rows = table(capsys, root, "--group", "--sort", "best val/acc")
+    assert [row["best val/acc"] for row in rows] == ["0.75", "0.7"]
+    assert "test/acc" not in rows[0]
+    (_, row) = table(capsys, root, "--group", "--test")
+    assert row["test/acc"] == "0.3"
 
 
 def test_the_best_is_chosen_by_validation(root, capsys):
@@ -218,7 +240,7 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     """Finished, and then trained further until an error."""
 
     def row(*columns: str) -> list[str]:
-        (values,) = table(capsys, tmp_path)
+        (values,) = table(capsys, tmp_path, "--test")
         return [values[column] for column in ("status", "epochs", *columns)]
 
     metrics = train()

@@ -15,9 +15,10 @@ from typing import Any
 
 import programs
 import pytest
+from example.classifier import Classifier
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.study import Study
-from paths import HERE, TINY, fails
+from paths import HERE, TINY, fails, script
 
 from lightbase.commands import sweep as sweep_module
 from lightbase.core.errors import UserError
@@ -50,6 +51,8 @@ WRONG = {
     LR: "--trials N: how many?",
     f"{LR} --search seed_everything=1,2": "seed_everything cannot be searched",
     f"{LR} --trials 4 --data.val_fraction 0": "trials by a validation",
+    "model.lr=0.1,0.2 --data.val_fraction 0": "trials by a validation",
+    "test=true,false": "test cannot be searched",
     "data.batch_size=-1..2 --trials 4": "data.batch_size: '-1'",
 }
 
@@ -165,7 +168,7 @@ def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch):
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
     study = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
     best = f"{study.best_value:.4g}"
-    first, second, _, *rows, flags = capsys.readouterr().out.splitlines()[-6:]
+    first, second, _, *rows, flags, _ = capsys.readouterr().out.splitlines()[-7:]
     reason = "failed, UserError: the training loss is NaN"
     assert first.startswith(
         f"trial trial_000, model.lr 1e30, val/acc -, state {reason}"
@@ -181,38 +184,97 @@ def test_the_best_flags_have_the_best_value(sweep, capsys, monkeypatch):
     for mode, best in (("max", "0.2"), ("min", "0.1")):
         monitor = ("--monitor", "val/loss", "--monitor_mode", mode)
         sweep("--search", "model.lr=0.1,0.2", *monitor, name=mode)
-        assert capsys.readouterr().out.endswith(f"--model.lr={best}\n")
+        *_, flags, command = capsys.readouterr().out.splitlines()
+        assert flags.startswith("Best flags: ")
+        assert flags.endswith(f"--model.lr={best}")
+        number = f"trial_00{['0.1', '0.2'].index(best)}"
+        assert f"evaluate.py --ckpt_path {mode}/{number} --trainer" in command
 
 
 @pytest.mark.parametrize(
     "repeats", ["seed_everything=0,1,2", "data.fold=0,1,2 --data.num_folds 3"]
 )
-def test_repeats_have_means(sweep, capsys, monkeypatch, repeats):
+def test_a_setting_is_ranked_by_the_mean_of_its_repeats(
+    sweep, capsys, monkeypatch, repeats
+):
+    """The setting 0.1 has the best mean, but a failure; 0.3 has the best single trial.
+    The table is the same when the sweep continues."""
     monkeypatch.setattr(sweep_module, "train_run", write_run)
-    searches = f"--search {repeats} --search model.lr=0.1,0.2"
-    sweep(*searches.split(), "--monitor", "val/loss")
-    header, *rows = capsys.readouterr().out.splitlines()[-5:]
-    assert header.split() == ["model.lr", "metric", "n", "mean", "spread"]
-    assert [row.split() for row in rows] == [
-        ["0.1", "best", "val/loss", "3", "0.2", "0.1"],
-        ["0.1", "test/acc", "3", "nan", "nan"],  # NaN in one of the tests
-        ["0.2", "best", "val/loss", "3", "0.4", "0.2"],
-        ["0.2", "test/acc", "3", "0.5", "0"],
+    searches = f"--search {repeats} --search model.lr=0.1,0.2,0.3"
+    outputs = []
+    for _ in range(2):
+        sweep(*searches.split(), "--monitor", "val/loss")
+        outputs.append(capsys.readouterr().out.splitlines()[-8:])
+    assert outputs[0] == outputs[1]
+    header, *rows, flags, _, _, last = outputs[0]
+    columns = ["model.lr", "n", "val/loss", "±", "95 % from", "to", "state"]
+    values = [
+        ["0.1", "2", "0.25", "0.07071", "-0.3853", "0.8853", "1 of 3 failed"],
+        ["0.2", "3", "0.4", "0.2", "-0.09683", "0.8968", "complete"],
+        ["0.3", "3", "0.5333", "0.4041", "-0.4706", "1.537", "complete"],
     ]
+    if "fold" in repeats:  # the interval would be too narrow
+        for row in (columns, *values):
+            del row[4:6]
+    assert re.split("  +", header) == columns
+    assert [re.split("  +", row) for row in rows] == values
+    assert flags.endswith("--model.lr=0.2")
+    assert "--ckpt_path tried/trial_007 " in last
+
+
+def test_a_setting_with_a_failure_cannot_be_the_best(sweep, capsys, monkeypatch):
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
+    grid = ("--search", "seed_everything=0,1,2", "--search", "model.lr=0.1")
+    error = fails(capsys, 1, lambda: sweep(*grid, "--monitor", "val/loss"))
+    assert "each setting has a failed trial" in error
 
 
 def write_run(args: list[str]) -> None:
     """Write the files of a run whose best value is the product of model.lr and the
-    number of the seed or fold, counted from 1."""
+    number of the seed or fold, counted from 1. One trial of 0.1 fails, and the best
+    trial of 0.3 is better than those of 0.2."""
     flags = dict(arg.split("=") for arg in args if "=" in arg)
     run = Path(flags["--trainer.default_root_dir"], flags["--name"], "version_0")
-    run.mkdir()
     lr = float(flags["--model.lr"])
-    number = 1 + int(flags.get("--data.fold", flags.get("--seed_everything", 0)))
-    progress = {"monitor": "val/loss", "mode": "min", "best": lr * number}
+    number = 1 + int(flags.get("--data.fold", flags.get("--seed_everything", 41)))
+    if (lr, number) == (0.1, 1):
+        raise UserError("failed")
+    run.mkdir()
+    best = {(0.3, 1): 0.1}.get((lr, number), lr * number)
+    progress = {"monitor": "val/loss", "mode": "min", "best": best}
     (run / "progress.json").write_text(json.dumps(progress))
-    accuracy = {(0.1, 2): None}.get((lr, number), 0.5)
-    (run / "metrics.json").write_text(json.dumps({"test/acc": accuracy}))
+    (run / "metrics.json").write_text("{}")
+
+
+CALLS: list[str] = []
+
+
+class Counted(Classifier):
+    """Notes for each batch of a test which trial tests it."""
+
+    def test_step(self, *args: Any, **options: Any) -> Any:
+        CALLS.append("test")
+        return super().test_step(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("search", "is_tested"),
+    [
+        ("model.lr=0.1,0.2", False),
+        ("model.lr=0.1..0.2 --trials 1", False),
+        ("data.fold=0,1 --data.num_folds 2 --search model.lr=0.1,0.2", False),
+        ("data.fold=0,1 --data.num_folds 2", True),
+        ("data.fold=0,1 --data.num_folds 2 --test false", False),
+    ],
+)
+def test_trials_that_are_compared_are_not_tested(sweep, tmp_path, search, is_tested):
+    CALLS.clear()
+    short = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2"]
+    short += ["--model", "test_sweep.Counted", "--search", *search.split()]
+    sweep(*short)
+    assert bool(CALLS) == is_tested
+    for file in tmp_path.rglob("metrics.json"):
+        assert ("test/acc" in read_json(file)) == is_tested
 
 
 def full_disk(*_: Any) -> None:
@@ -242,7 +304,7 @@ def test_a_full_disk_and_a_signal_end_the_sweep(sweep, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_same_command_continues(train, tmp_path, monkeypatch) -> None:
     """Two commands at once, one of which is killed or stopped, and then two that end
     the sweep."""
     flags = f"--config {TINY} --trainer.default_root_dir logs --trainer.max_epochs 3"
@@ -266,5 +328,7 @@ def test_the_same_command_continues(train: Callable[..., Any], tmp_path: Path) -
         assert "Best flags" in output
     assert len(re.findall(r"trial_00\d +[\d.]+ .* complete", output)) == 6
     alone = train("--trainer.max_epochs", 3, "--model.lr", 0.03)
-    trial = read_json(tmp_path / "logs/grid/trial_003/version_0/metrics.json")
-    assert alone["test/loss"] == trial["test/loss"]
+    command = output.splitlines()[-1].partition("evaluate.py ")[2].split()
+    monkeypatch.chdir(tmp_path)
+    command[1] = "grid/trial_003"  # the best one is no matter here
+    assert script("evaluate").main(command).items() <= alone.items()

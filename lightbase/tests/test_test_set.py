@@ -1,15 +1,19 @@
 """The test set of data that has none is part of the training samples. No tool may test
-a checkpoint on samples of its training."""
+a checkpoint on samples of its training. And nothing may be selected by a test."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from attached import attach
-from paths import ACCELERATOR, argv, fails, script
-from written import checkpoint_file
+from example.classifier import Classifier
+from paths import ACCELERATOR, HERE, argv, fails, script
+from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.core.data import BaseDataModule
+from lightbase.core.files import read_json, relative_to_cwd
 
 ME = "test_test_set"
 ONE_EPOCH = "--trainer.max_epochs 1"
@@ -118,3 +122,65 @@ def test_after_a_fold_the_test_set_of_the_data_can_be_tested(trained, tmp_path):
     output = tmp_path / "rows.csv"
     script("predict").main([*words, "--output", str(output)])
     assert len(output.read_text().splitlines()) == 1 + 75
+
+
+def test_nothing_is_selected_on_test_data(train, tmp_path, capsys):
+    """What is measured on it in each epoch has its own name."""
+    flags = "--data.val_fraction 0 --model.per_class true --trainer.max_epochs 3"
+    metrics = train(flags, "--model.lr 0.5")
+    folder = tmp_path / "tiny/version_0"
+    assert equal(weights(folder, "best"), weights(folder, "last"))
+    assert checkpoint(folder, "best")["epoch"] == 2
+    output = capsys.readouterr().out
+    assert "350 training and 0 validation samples" in output
+    assert "best.ckpt is the last epoch (data.val_fraction 0: each epoch" in output
+    assert "test_each_epoch/acc" in output
+    names = curves(folder).keys()
+    assert {"test_each_epoch/loss", "test_each_epoch_class_acc/stripes_3"} <= names
+    assert not [name for name in names if name.startswith(("val", "view/test_each"))]
+    values = curves(folder)["test_each_epoch/loss"]
+    assert values[-1][1] == pytest.approx(metrics["test/loss"])
+    assert "best" not in read_json(folder / "progress.json")
+
+
+class Plateau(Classifier):
+    """Asks for a schedule by a class that BaseModule does not build by its name."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        config = {"scheduler": schedule, "monitor": "val/loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss",
+        "--trainer.callbacks ModelCheckpoint --trainer.callbacks.monitor val/acc",
+        "--model test_test_set.Plateau",
+    ],
+)
+def test_what_would_go_by_the_test_set_is_refused(train, tmp_path, capsys, flags):
+    error = fails(capsys, 2, lambda: train(flags, "--data.val_fraction 0"))
+    assert "with data.val_fraction 0 there is no validation" in error
+    assert error.endswith("--data.val_fraction 0.1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_test_can_be_left_to_evaluate(train, tmp_path, capsys):
+    """It gives the same numbers later, and a resume may ask for them."""
+    short = "--trainer.max_epochs 1"
+    expected = train(short, "--name with")
+    metrics = train(short, "--name without --test false")
+    assert metrics.keys() == {"epochs", "steps", "train_seconds"}
+    output = capsys.readouterr().out
+    found = re.search("No test .--test false.; to test it: (.*)", output)
+    assert found
+    program, path, *words = found[1].split()
+    assert (program, path) == ("python", relative_to_cwd(HERE / "scripts/evaluate.py"))
+    assert script("evaluate").main(words).items() <= expected.items()
+    for test in ("", "--test true"):  # a resume keeps the setting
+        metrics = train(f"--name without --ckpt_path last {test}")
+        assert ("test/acc" in metrics) == bool(test)
+    assert metrics["test/loss"] == expected["test/loss"]

@@ -178,16 +178,6 @@ def test_the_length_of_the_schedule_heeds_max_steps(trained: Trained) -> None:
     assert rates == pytest.approx([0.01] * 19 + [0.005] * 19)
 
 
-def test_nothing_is_selected_on_test_data(train, tmp_path, capsys):
-    train("--data.val_fraction 0 --trainer.max_epochs 3 --model.lr 0.5")
-    folder = tmp_path / "tiny/version_0"
-    assert equal(weights(folder, "best"), weights(folder, "last"))
-    assert checkpoint(folder, "best")["epoch"] == 2
-    assert "best.ckpt is the last epoch (data.val_fraction 0: val/ is measured" in (
-        capsys.readouterr().out
-    )
-
-
 class Noisy(nn.Sequential):
     """A network with dropout, whose random numbers must go on where they were."""
 
