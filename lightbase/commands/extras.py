@@ -6,7 +6,7 @@ mistakes in flags. It has to come before `lightbase.core.parser.make_parser` is 
 """
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import ProgressBar
@@ -33,7 +33,7 @@ EXTRA_FLAGS[:] = [
     ("try_network", bool, True),
     ("stop_on_nan", bool, True),
     ("device_monitor", bool, True),
-    ("step_timer", bool, True),
+    ("step_timer", bool | Literal["table"], True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
 EXPLAINERS[:] = [explain]
@@ -57,7 +57,7 @@ def make_extras(spec: RunSpec) -> list[Extra]:
         extras.append(StopOnNan())
     extras.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
-        extras.append(StepTimer())
+        extras.append(StepTimer(has_table=config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
     return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.core.errors import UserError, rank, say
+from lightbase.core.errors import UserError, rank, say, wrapped
 from lightbase.core.files import DISK_ERRORS
 from lightbase.core.project import PROJECT
 from lightbase.core.signals import SIGNALS, Stopped
@@ -145,7 +145,8 @@ def short_errors() -> Iterator[None]:
             yield
     except Stopped as stopped:
         if rank() == 0:
-            print(f"{stopped.text}{stopped.hint}", file=sys.stderr, flush=True)
+            text = wrapped(f"{stopped.text}{stopped.hint}", sys.stderr)
+            print(text, file=sys.stderr, flush=True)
         stopped.hint = ""  # for an outer script: benchmark.py
         raise
     except UserError as error:
@@ -171,4 +172,4 @@ def print_error(text: str) -> None:
         # if the first process has the same error, this process ends with it
         time.sleep(2)
         text = f"on rank {rank()}: {text}"
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    print(wrapped(f"error: {text}", sys.stderr), file=sys.stderr, flush=True)
