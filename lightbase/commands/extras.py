@@ -57,7 +57,7 @@ def make_extras(spec: RunSpec) -> list[Extra]:
         extras.append(StopOnNan())
     extras.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
-        extras.append(StepTimer(has_table=config.step_timer == "table"))
+        extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
     return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
@@ -77,7 +77,7 @@ def progress_bar(spec: RunSpec) -> list[Extra]:
         is_wanted = sys.stdout.isatty() or is_interactive()
     configured = as_list(spec.trainer["callbacks"])
     if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
-        return [TrainingProgressBar()]
+        return [TrainingProgressBar(refresh_rate=10)]
     return []
 
 

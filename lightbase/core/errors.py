@@ -28,11 +28,10 @@ RANK_VARIABLES = (
     "GROUP_RANK",
 )
 """Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
-COMMANDS = ("python ", "torchrun ")
-"""Beginnings of lines that users copy into their shell."""
-AFTER_FLAG = re.compile(r"(--\S*\w) ")
-BEFORE_VALUE = re.compile(r" (?=--)|(?<=[a-z]) (?=\d)")
-"""Spaces at which no line ends: in "--model.lr 0.1", and in "val/acc 0.95"."""
+PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
+"""A line that is no command, which users copy into their shell."""
+UNBROKEN = re.compile(r"(--\S*\w|tensorboard|[a-z](?= \d)) ")
+"""Words that end no line: "--model.lr 0.1" and "val/acc 0.95" stay together."""
 
 
 class UserError(Exception):
@@ -127,21 +126,14 @@ def wrapped(text: str, stream: TextIO) -> str:
     """
     if not stream.isatty():
         return text
-    columns = shutil.get_terminal_size().columns
-    lines = []
-    for line in text.split("\n"):
-        if len(line) > columns and not line.startswith(COMMANDS):
-            line = AFTER_FLAG.sub("\\1\0", line)
-            line = BEFORE_VALUE.sub("\0", line)
-            line = textwrap.fill(
-                line,
-                columns,
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        lines.append(line.replace("\0", " "))
-    return "\n".join(lines)
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    text = PROSE.sub(lambda line: wrapper.fill(UNBROKEN.sub("\\1\0", line[0])), text)
+    return text.replace("\0", " ")
 
 
 def printable_lines(text: str) -> str:

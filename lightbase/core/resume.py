@@ -322,11 +322,10 @@ def check_restart(
                 f"give --trainer.max_epochs more than {max_epochs}",
                 2,
             )
-        where = f"epoch {num_trained + 1}, step {saved_logged_step(checkpoint):,}"
-        if restart.folder:
-            say(f"Resumes {relative_to_cwd(restart.folder)} at {where}")
-        else:
-            say(f"Starts from {relative_to_cwd(path)}, at {where}")
+        say(
+            f"Resumes {relative_to_cwd(restart.folder or path)} at epoch "
+            f"{num_trained + 1}, step {saved_logged_step(checkpoint):,}"
+        )
         if max_epochs == num_trained:
             say(
                 f"All {num_trained} epochs are trained already; "

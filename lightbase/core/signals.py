@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from lightbase.core.errors import rank, wrapped
+from lightbase.core.errors import rank
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 # Windows has no SIGHUP
@@ -24,7 +24,7 @@ CHECK_S = 2
 signal. See StopSignals."""
 STUCK_S = 20
 """Seconds after which a process that waits for other processes counts as stuck."""
-ERASE_LINE = "\r\x1b[J"
+ERASE_LINE = b"\r\x1b[J"
 """Lets a terminal erase the line of the cursor, and what is below."""
 
 
@@ -137,11 +137,12 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
+        if number == signal.SIGINT and rank() == 0 and os.isatty(2):
+            # a terminal has written ^C, maybe behind the progress bar
+            os.write(2, ERASE_LINE + b"^C\n")
         if self.received:
             return
         self.received = number
-        if number == signal.SIGINT:
-            end_line()
         if not self.waits:
             raise Stopped(number)
 
@@ -164,7 +165,6 @@ class StopSignals:
                     numbers.append(message[0])
                     receiver.settimeout(CHECK_S)
                 if numbers.count(signal.SIGINT) > 1:
-                    end_line()
                     tell("Ended by a second Ctrl-C, maybe before the state was saved")
                     os._exit(128 + signal.SIGINT)
 
@@ -195,17 +195,10 @@ class StopSignals:
             os._exit(128 + number)
 
 
-def end_line() -> None:
-    """After Ctrl-C, begin a new line in the terminal of the first process. The terminal
-    has written ^C, maybe behind a progress bar: then ^C replaces the bar."""
-    if rank() == 0 and os.isatty(2):
-        os.write(2, f"{ERASE_LINE}^C\n".encode())
-
-
 def tell(text: str) -> None:
     """Print a line to stderr, in the first process only."""
     if rank() == 0:
-        print(wrapped(text, sys.stderr), file=sys.stderr)
+        print(text, file=sys.stderr)
 
 
 SIGNALS = StopSignals()

@@ -271,12 +271,13 @@ class StepTimer(Extra):
         if not self.shares:
             return
         say(f"Where the time of training went (steps of {self.step_ms:.2f} ms):")
-        if self.has_table:
-            for phase, share in self.shares.items():
-                say(f"  {phase:<24}{share:>7.1%}{share * self.step_ms:>10.3f} ms")
-        else:
-            texts = [f"{share:.1%}" for share in self.shares.values()]
-            say("\n".join(as_table([[*self.shares], texts])))
+        rows = [
+            (phase, f"{share:.1%}", f"{share * self.step_ms:.3f} ms")
+            for phase, share in self.shares.items()
+        ]
+        if not self.has_table:
+            rows = [*zip(*rows, strict=True)][:2]
+        say("\n".join(as_table(rows)))
 
     def pie(self) -> Figure:
         """Return a pie chart of the phases of a step. The labels are in a legend:

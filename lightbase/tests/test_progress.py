@@ -3,12 +3,12 @@
 import io
 import os
 import re
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lightbase.commands.script import LastingOutput
 from lightbase.core.errors import say, wrapped
 from lightbase.core.signals import ERASE_LINE
 from lightbase.extras.progress import TrainingProgressBar
@@ -49,23 +49,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_other_text_begins_on_a_line_without_the_bar(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    callback = TrainingProgressBar()
-    callback.setup(SimpleNamespace(is_global_zero=True), None, "fit")  # type: ignore[arg-type]
-    with callback.around_run():
-        bar = callback.make_bar()
-        bar.refresh()
-        print("a user's line")
-        print("and another")
-        bar.refresh()
-        bar.close()
-    assert sys.stdout is terminal
-    erased, text = terminal.getvalue().split(ERASE_LINE)
-    assert erased.startswith("\r")
-    assert text.startswith("a user's line\nand another\n\r")
-    assert text.endswith(" \r")
+def test_other_text_erases_the_bar_of_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr(LastingOutput, "isatty", lambda _: True)
+    with LastingOutput(str(tmp_path / "shown"), "w") as stdout:
+        for text in (b"\rbar", b"printed\n", b"more\n", b"\rbar", b"\n", b"end\n"):
+            stdout.write(text)
+    shown = (tmp_path / "shown").read_bytes()
+    assert shown == b"\rbar" + ERASE_LINE + b"printed\nmore\n\rbar\nend\n"
 
 
 def test_lines_break_at_words_in_a_terminal_only(monkeypatch, capsys):
@@ -76,9 +66,8 @@ def test_lines_break_at_words_in_a_terminal_only(monkeypatch, capsys):
     assert shown == [
         "Stopped after epoch 3,",
         "  val/acc 0.95; word",
-        "  word",
-        "  word --model.lr 0.1",
-        "  goes on",
+        "  word word",
+        "  --model.lr 0.1 goes on",
         command,
     ]
     assert wrapped("short", Terminal()) == "short"
