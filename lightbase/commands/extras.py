@@ -6,7 +6,7 @@ mistakes in flags. It has to come before `lightbase.core.parser.make_parser` is 
 """
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import ProgressBar
@@ -33,7 +33,7 @@ EXTRA_FLAGS[:] = [
     ("try_network", bool, True),
     ("stop_on_nan", bool, True),
     ("device_monitor", bool, True),
-    ("step_timer", bool, True),
+    ("step_timer", bool | Literal["table"], True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
 EXPLAINERS[:] = [explain]
@@ -57,7 +57,7 @@ def make_extras(spec: RunSpec) -> list[Extra]:
         extras.append(StopOnNan())
     extras.append(PredictionFigures(config.figures_every_n_epochs))
     if config.step_timer:
-        extras.append(StepTimer())
+        extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
     return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
@@ -77,7 +77,7 @@ def progress_bar(spec: RunSpec) -> list[Extra]:
         is_wanted = sys.stdout.isatty() or is_interactive()
     configured = as_list(spec.trainer["callbacks"])
     if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
-        return [TrainingProgressBar()]
+        return [TrainingProgressBar(refresh_rate=10)]
     return []
 
 

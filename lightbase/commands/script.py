@@ -19,10 +19,10 @@ from typing import Any
 from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.core.errors import UserError, rank, say
+from lightbase.core.errors import UserError, rank, say, wrapped
 from lightbase.core.files import DISK_ERRORS
 from lightbase.core.project import PROJECT
-from lightbase.core.signals import SIGNALS, Stopped
+from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped
 
 
 class LastingOutput(io.FileIO):
@@ -30,12 +30,24 @@ class LastingOutput(io.FileIO):
 
     A pipe's reader or a terminal may vanish. What is written after that is lost. An
     error would end a training before its state is saved.
+
+    is_behind_bar: Whether the cursor of a terminal is behind a progress bar: tqdm
+        begins each bar with a carriage return. Other text, such as a line of `print` or
+        of the debugger, erases the bar. Only an empty line leaves it. The next refresh
+        draws the bar again.
     """
+
+    is_behind_bar = False
 
     def write(self, data: Any) -> int:
         """Write bytes, and return their number. If nobody can read them any more, drop
         them, and lead later output to /dev/null."""
+        start = bytes(data[:1])
+        erases = LastingOutput.is_behind_bar and start not in b"\r\n"
+        LastingOutput.is_behind_bar = start == b"\r"
         try:
+            if erases and self.isatty():
+                super().write(ERASE_LINE)
             return super().write(data)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
@@ -171,4 +183,4 @@ def print_error(text: str) -> None:
         # if the first process has the same error, this process ends with it
         time.sleep(2)
         text = f"on rank {rank()}: {text}"
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    print(wrapped(f"error: {text}", sys.stderr), file=sys.stderr, flush=True)

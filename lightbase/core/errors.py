@@ -7,10 +7,14 @@ of the library.
 import difflib
 import os
 import pkgutil
+import re
+import shutil
+import sys
+import textwrap
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # Noted before torch is imported, which takes seconds: the parent process may have ended
 # by then.
@@ -24,6 +28,10 @@ RANK_VARIABLES = (
     "GROUP_RANK",
 )
 """Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
+PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
+"""A line that is no command, which users copy into their shell."""
+UNBROKEN = re.compile(r"(--\S*\w|tensorboard|[a-z](?= \d)) ")
+"""Words that end no line: "--model.lr 0.1" and "val/acc 0.95" stay together."""
 
 
 class UserError(Exception):
@@ -104,7 +112,28 @@ def rank() -> int:
 def say(text: str) -> None:
     """Print lines, in the first process only."""
     if rank() == 0:
-        print(printable_lines(text), flush=True)
+        print(wrapped(printable_lines(text), sys.stdout), flush=True)
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return lines broken at words, if they are for a terminal and wider than it.
+
+    A command stays whole, so that it can be copied: a terminal joins what it has broken
+    itself. A flag and its value stay together. A file gets the lines as they are.
+
+    text: Lines as `printable_lines` returns them.
+    stream: Where the text will be printed.
+    """
+    if not stream.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    text = PROSE.sub(lambda line: wrapper.fill(UNBROKEN.sub("\\1\0", line[0])), text)
+    return text.replace("\0", " ")
 
 
 def printable_lines(text: str) -> str:

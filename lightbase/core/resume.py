@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning import LightningDataModule, LightningModule
 
-from lightbase.core.compat import saved_epochs
+from lightbase.core.compat import saved_epochs, saved_logged_step
 from lightbase.core.config_files import read_config
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import num_processes_started, settle_devices
@@ -307,7 +307,6 @@ def check_restart(
     path = restart.path
     if path is None:
         return
-    say(f"Checkpoint: {relative_to_cwd(path)}")
     checkpoint = restart.checkpoint
     max_epochs = spec.config.trainer.max_epochs
     if "loops" not in checkpoint:
@@ -324,6 +323,10 @@ def check_restart(
                 f"give --trainer.max_epochs more than {max_epochs}",
                 2,
             )
+        say(
+            f"Resumes {relative_to_cwd(restart.folder or path)} at epoch "
+            f"{num_trained + 1}, step {saved_logged_step(checkpoint):,}"
+        )
         if max_epochs == num_trained:
             say(
                 f"All {num_trained} epochs are trained already; "

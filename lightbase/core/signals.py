@@ -24,6 +24,8 @@ CHECK_S = 2
 signal. See StopSignals."""
 STUCK_S = 20
 """Seconds after which a process that waits for other processes counts as stuck."""
+ERASE_LINE = b"\r\x1b[J"
+"""Lets a terminal erase the line of the cursor, and what is below."""
 
 
 class Stopped(SystemExit):
@@ -135,11 +137,12 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
+        if number == signal.SIGINT and rank() == 0 and os.isatty(2):
+            # a terminal has written ^C, maybe behind the progress bar
+            os.write(2, ERASE_LINE + b"^C\n")
         if self.received:
             return
         self.received = number
-        if number == signal.SIGINT and rank() == 0 and os.isatty(2):
-            os.write(2, b"\n")  # a terminal has written ^C behind the progress bar
         if not self.waits:
             raise Stopped(number)
 

@@ -4,15 +4,17 @@
 `TrainingProgressBar` is Lightning's bar, below the lines, in a terminal.
 """
 
-import contextlib
+import shutil
 import sys
 import time
 from typing import Any
 
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from lightbase.core.compat import batch_index
 from lightbase.core.curves import is_of_class
+from lightbase.core.errors import wrapped
 from lightbase.core.extra import Extra
 
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
@@ -49,7 +51,8 @@ class EpochLines(Extra):
         now = time.monotonic()
         texts.append(f"{now - self.began:.1f} s")
         self.began = now
-        pl_module.print(f"{title(trainer)}: {', '.join(texts)}")
+        line = f"{title(trainer)}: {', '.join(texts)}"
+        pl_module.print(wrapped(line, sys.stdout))
         sys.stdout.flush()
 
 
@@ -62,27 +65,40 @@ def title(trainer: Any) -> str:
 
 
 class TrainingProgressBar(Extra, TQDMProgressBar):
-    """Lightning's progress bar. At the end of the training it vanishes, and the lines
-    of the epochs stay.
+    """Lightning's progress bars, which vanish at their end. The lines of the epochs
+    stay.
 
     Behind the bar are tqdm's time and rate of this epoch, and the metrics. The bar is
     redrawn at most every REFRESH_S seconds, and after the last batch of an epoch.
+
+    refresh_rate: In batches. It applies to the bars of validation, test and prediction.
     """
 
     shown_at = 0.0  # time of the last redraw, in seconds of time.monotonic
 
-    def __init__(self) -> None:
-        # in batches; it applies to the bars of validation and test
-        super().__init__(refresh_rate=10)
+    def make_bar(self) -> Tqdm:
+        """Return a bar. A bar of a validation covers the bar of its epoch."""
+        return Tqdm(
+            position=0,
+            disable=self.is_disabled,
+            leave=False,
+            ncols=bar_columns(),
+            file=sys.stdout,
+            smoothing=0,
+            bar_format=self.BAR_FORMAT,
+        )
+
+    init_sanity_tqdm = init_train_tqdm = init_validation_tqdm = make_bar
+    init_test_tqdm = init_predict_tqdm = make_bar
 
     def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
-        """Return what stands behind the bar, without the version of the logger."""
-        return trainer.progress_bar_metrics  # type: ignore[no-any-return]
+        """Return the metrics for which the terminal has room behind the bar."""
+        room = max(1, bar_columns() // 20 - 3)
+        return dict([*trainer.progress_bar_metrics.items()][:room])
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         super().on_train_start()
         bar = self.train_progress_bar
-        bar.leave = False
         # Lightning does not call this hook if it resumes in the middle of an epoch. The
         # rate counts the batches from there on.
         self.on_train_epoch_start(trainer)
@@ -98,11 +114,18 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
         if time.monotonic() - self.shown_at < REFRESH_S and not trainer.is_last_batch:
             return
         self.shown_at = time.monotonic()
+        self.train_progress_bar.ncols = bar_columns()
         self.train_progress_bar.n = batch_index(trainer) + 1
         # Lightning has read these numbers already: nothing waits for the GPU
         self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     def on_exception(self, *_: Any) -> None:
-        """Close the bar, so that the error message begins below it."""
-        with contextlib.suppress(TypeError):  # raised if there is no bar yet
-            self.train_progress_bar.close()
+        """Close the bars, so that the error message begins on a clean line."""
+        for value in vars(self).values():
+            if isinstance(value, Tqdm):
+                value.close()
+
+
+def bar_columns() -> int:
+    """Return the width of a bar. It leaves room for the ^C of a terminal."""
+    return shutil.get_terminal_size().columns - 3

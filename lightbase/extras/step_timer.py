@@ -22,6 +22,7 @@ from lightbase.core.curves import num_steps
 from lightbase.core.errors import say
 from lightbase.core.extra import Extra
 from lightbase.core.pictures import has_pictures, log_figure
+from lightbase.core.tables import as_table
 
 PHASES = (
     "data_loading",
@@ -94,12 +95,6 @@ RULES = (
         0.3,
         "The optimizer and Lightning's loop took {:.0%} of a step; try a larger "
         "--data.batch_size",
-    ),
-    (
-        "network",
-        0.6,
-        "The network itself took {:.0%} of a step; on a GPU try "
-        "--trainer.precision bf16-mixed, or --model.compile_net inductor",
     ),
 )
 
@@ -224,11 +219,13 @@ class PhaseClock(PassThroughProfiler):
 
 class StepTimer(Extra):
     """Shows how the time of a training is divided among the phases of its steps. At the
-    end of the training it logs a pie, and prints a table.
+    end of the training it logs a pie, and prints the shares.
 
     Only the first process is timed. The timer is off if the Trainer has a profiler,
     because a Trainer can have only one.
 
+    has_table: Whether each phase has a line with its milliseconds. Otherwise all phases
+        share two lines.
     shares: {phase: its share of a step}, for each phase in PHASES. It is empty before
         the end, and without a step.
     step_ms: The mean time of a step in milliseconds.
@@ -237,6 +234,9 @@ class StepTimer(Extra):
     clock = PassThroughProfiler()  # does nothing
     shares: dict[str, float] = {}
     step_ms = 0.0
+
+    def __init__(self, has_table: bool = False) -> None:
+        self.has_table = has_table
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Put a clock into the Trainer, in place of the profiler that does nothing."""
@@ -266,12 +266,18 @@ class StepTimer(Extra):
                 log_figure(trainer, "watch/step_time/pie", self.pie())
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Print a table with the share of each phase and its milliseconds per step. The
-        progress bar is closed now, so the table is below it."""
-        if self.shares:
-            say(f"Where the time of training went (steps of {self.step_ms:.2f} ms):")
-        for phase, share in self.shares.items():
-            say(f"  {phase:<24}{share:>7.1%}{share * self.step_ms:>10.3f} ms")
+        """Print the share of each phase. The progress bar is closed now, so the lines
+        are below it."""
+        if not self.shares:
+            return
+        say(f"Where the time of training went (steps of {self.step_ms:.2f} ms):")
+        rows = [
+            (phase, f"{share:.1%}", f"{share * self.step_ms:.3f} ms")
+            for phase, share in self.shares.items()
+        ]
+        if not self.has_table:
+            rows = [*zip(*rows, strict=True)][:2]
+        say("\n".join(as_table(rows)))
 
     def pie(self) -> Figure:
         """Return a pie chart of the phases of a step. The labels are in a legend:
@@ -286,11 +292,11 @@ class StepTimer(Extra):
 
 def advice(trainer: Any, busy_shares: Sequence[float]) -> str:
     """Return a sentence after a training: what took the time, and what to try. It is
-    the first rule in RULES that applies, or "" if there is no StepTimer with times.
+    the first rule in RULES that applies, or "" if none does or nothing was timed.
 
-    Beside the phases, RULES name three parts of the time. `network` is forward and
-    backward. `idle` is the time in which the least busy GPU did nothing. `overhead` is
-    what each step costs, however few samples it has: optimizer and other.
+    Beside the phases, RULES name two parts of the time. `idle` is the time in which the
+    least busy GPU did nothing. `overhead` is what each step costs, however few samples
+    it has: optimizer and other.
 
     busy_shares: For each GPU the share of the time in which it ran anything, in [0, 1].
         Without GPUs, or if they cannot be read, it is empty.
@@ -303,11 +309,10 @@ def advice(trainer: Any, busy_shares: Sequence[float]) -> str:
         return ""
     parts = {
         **shares,
-        "network": shares["forward"] + shares["backward"],
         "idle": 1 - min(busy_shares, default=1.0),
         "overhead": shares["optimizer"] + shares["other"],
     }
     for part, limit, text in RULES:
         if parts[part] > limit:
             return text.format(parts[part])
-    return "No part of a step stands out; the time is well spent"
+    return ""

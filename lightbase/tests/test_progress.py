@@ -1,5 +1,6 @@
 """What a terminal shows while a training runs, and what a file gets instead."""
 
+import io
 import os
 import re
 from types import SimpleNamespace
@@ -7,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from lightbase.commands.script import LastingOutput
+from lightbase.core.errors import say, wrapped
+from lightbase.core.signals import ERASE_LINE
 from lightbase.extras.progress import TrainingProgressBar
 
 NUMBER = r"\d\.\d{4}"
@@ -19,10 +23,12 @@ def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, column
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: size)
     train("--trainer.enable_progress_bar true --trainer.max_epochs 3")
     shown = re.split(r"[\r\n]", capfd.readouterr().out)
-    bars = [line for line in shown if re.match(r"(Epoch|Testing).*%\|", line)]
+    bars = [line for line in shown if re.match(r"(Epoch|Testing|Valid).*%\|", line)]
     assert any(re.match(rf"Epoch 2 of 3: 100%.*\| 19/19 {TIME}", x) for x in bars)
     assert any("val/acc=0." in line for line in bars) == (columns == 160)
-    assert max(map(len, bars)) == columns - 1
+    assert {len(line) for line in bars} == {columns - 3}  # and the ^C of a terminal
+    # no metric is cut in two
+    assert all(re.search(r"(it/s|=[\d.]+)\]$", line) for line in bars)
     lines = [re.match(r"Epoch (\d) of 3: train", line) for line in shown]
     assert [line[1] for line in lines if line] == ["1", "2", "3"]
 
@@ -34,6 +40,39 @@ def test_a_file_gets_a_line_an_epoch(train, capsys):
     lines = [line for line in out.splitlines() if line.startswith("Epoch")]
     assert ["val/" in line for line in lines] == [False, True, False]
     assert re.match(rf"Epoch 2 of 3: .*val/acc {NUMBER}, \d\.\d s$", lines[1])
+
+
+class Terminal(io.StringIO):
+    """Keeps what a terminal gets."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_other_text_erases_the_bar_of_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr(LastingOutput, "isatty", lambda _: True)
+    with LastingOutput(str(tmp_path / "shown"), "w") as stdout:
+        for text in (b"\rbar", b"printed\n", b"more\n", b"\rbar", b"\n", b"end\n"):
+            stdout.write(text)
+    shown = (tmp_path / "shown").read_bytes()
+    assert shown == b"\rbar" + ERASE_LINE + b"printed\nmore\n\rbar\nend\n"
+
+
+def test_lines_break_at_words_in_a_terminal_only(monkeypatch, capsys):
+    command = "python scripts/train.py --ckpt_path " + "long/" * 20
+    line = f"Stopped after epoch 3, val/acc 0.95; {'word ' * 3}--model.lr 0.1 goes on"
+    monkeypatch.setenv("COLUMNS", "24")
+    shown = wrapped(f"{line}\n{command}", Terminal()).splitlines()
+    assert shown == [
+        "Stopped after epoch 3,",
+        "  val/acc 0.95; word",
+        "  word word",
+        "  --model.lr 0.1 goes on",
+        command,
+    ]
+    assert wrapped("short", Terminal()) == "short"
+    say(line)
+    assert capsys.readouterr().out == f"{line}\n"
 
 
 def test_the_rate_of_a_resumed_epoch_counts_from_there_on():

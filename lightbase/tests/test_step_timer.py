@@ -21,7 +21,7 @@ from lightbase.extras import step_timer
 from lightbase.extras.step_timer import PHASES, RULES, PhaseClock, StepTimer, advice
 
 HERE = "test_step_timer"
-FLAGS = f"--step_timer true --trainer.callbacks {HERE}.Keep --num_threads 1"
+FLAGS = f"--step_timer table --trainer.callbacks {HERE}.Keep --num_threads 1"
 
 
 def delay(monkeypatch: Any, owner: Any, method: str, seconds: float) -> None:
@@ -88,7 +88,7 @@ def test_each_phase_is_found_and_what_lies_between_steps_is_left_out(
     step_ms = pie.get_suptitle().removeprefix("a step of ")
     assert f"training went (steps of {step_ms}):" in shown
     labels = [text.get_text().split()[0] for text in pie.legends[0].get_texts()]
-    table = dict(re.findall(r"^  (\w+) .* ([\d.]+) ms$", shown, re.M))
+    table = dict(re.findall(r"^(\w+) .* ([\d.]+) ms$", shown, re.M))
     assert labels == [*table] == [*PHASES]
     assert sorted(PHASES, key=lambda phase: float(table[phase])) == [*SLOW]
     assert all(float(table[phase]) >= 990 * delays_s[phase] for phase in SLOW)
@@ -194,7 +194,6 @@ def advised(busy_shares: Any = (), **shares: float) -> str:
         ("logging", {"logging": 0.4, "other": 0.6}),
         ("idle", {"optimizer": 0.5, "busy_shares": [0.9, 0.5]}),
         ("overhead", {"optimizer": 0.5, "other": 0.4, "busy_shares": [0.9]}),
-        ("network", {"forward": 0.3, "backward": 0.5}),
     ],
 )
 def test_a_rule_sees_its_part_of_the_time(rule: str, shares: Any) -> None:
@@ -205,8 +204,21 @@ def test_a_rule_sees_its_part_of_the_time(rule: str, shares: Any) -> None:
     assert shown.endswith(after)
 
 
-def test_without_a_rule_or_without_times_there_is_no_flag() -> None:
-    assert "No part of a step stands out" in advised(forward=0.3, other=0.2)
+def test_the_lines_of_all_phases_are_three_and_fit_80_columns(train, capsys):
+    train("--step_timer true --trainer.max_epochs 1")
+    lines = capsys.readouterr().out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Where the"))
+    names, shares = lines[start + 1], lines[start + 2]
+    assert names.split() == [*PHASES]
+    assert len(names) < 80
+    assert sum(float(x.removesuffix("%")) for x in shares.split()) == pytest.approx(
+        100, abs=1
+    )
+    assert lines[start + 3].startswith("Best epoch")
+
+
+def test_without_a_rule_or_without_times_there_is_no_advice() -> None:
+    assert advised(forward=0.5, backward=0.4) == ""
     assert advice(SimpleNamespace(callbacks=[StepTimer()]), []) == ""
 
 
