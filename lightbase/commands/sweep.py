@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from lightbase.commands import arguments
-from lightbase.commands.runs import Row, find_runs, print_table, short_text
+from lightbase.commands.runs import (
+    Row,
+    find_runs,
+    metrics_of,
+    print_table,
+    short_text,
+)
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse, train
 from lightbase.core.compat import quiet_lightning
@@ -25,6 +31,7 @@ from lightbase.core.names import RUN_LOCATION_KEYS, flatten
 from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
 from lightbase.extras.dry_run import load_data
+from lightbase.extras.folds import fold_rows, pooled_metrics
 from lightbase.extras.sweep import (
     Flags,
     FrozenTrial,
@@ -167,11 +174,23 @@ def show_results(sweep: Sweep) -> None:
     print_table([as_row(sweep, trial) for trial in sweep.study.trials])
     if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
-    if any(flag in sweep.searches for flag in REPEATS):
+    if [*sweep.searches] == ["data.fold"]:
+        print_folds(sweep)
+    elif any(flag in sweep.searches for flag in REPEATS):
         print_means(sweep)
     elif sweep.monitor:
         best = as_flags(sweep.study.best_params)
         print(f"Best flags: {shlex.join([*sweep.flags, *best])}")
+
+
+def print_folds(sweep: Sweep) -> None:
+    """Print mean and range of each metric over the folds, and its value over the test
+    samples of all folds together."""
+    trials = sweep.study.get_trials(states=[TrialState.COMPLETE])
+    names = [name_of(trial.number) for trial in trials]
+    runs = [x for x in find_runs(sweep.folder, []) if x.results["name"] in names]
+    pooled = pooled_metrics(sweep.folder.parent, [run.folder for run in runs])
+    print_table(fold_rows([metrics_of(run) for run in runs], pooled))
 
 
 def print_means(sweep: Sweep) -> None:

@@ -277,7 +277,10 @@ class BaseDataModule(LightningDataModule):
         self.splits["train"] = train.samples
         self.split_groups["train"] = train.groups
         if train is loaded and self.val_split != "random":
-            say(f"data.val_split {self.val_split}: nothing is taken for validation")
+            say(
+                f"data.val_split {self.val_split} chooses no validation samples: the "
+                "data has its own, or val_fraction is 0"
+            )
 
     def _take(self, split: str, train: Labelled, chosen: Tensor) -> Labelled:
         """Make a split of training samples. Return the others.
