@@ -11,8 +11,8 @@ from typing import Any
 from lightbase.commands import arguments
 from lightbase.commands.runs import (
     Row,
-    as_groups,
     find_runs,
+    metrics_of,
     print_table,
     short_text,
 )
@@ -29,6 +29,7 @@ from lightbase.core.names import SAME_TRAINING_KEYS, flatten
 from lightbase.core.signals import Stopped
 from lightbase.core.spec import as_values
 from lightbase.extras.dry_run import load_data
+from lightbase.extras.folds import fold_rows, pooled_metrics
 from lightbase.extras.spread import spread
 from lightbase.extras.sweep import (
     Flags,
@@ -180,9 +181,19 @@ def show_results(sweep: Sweep) -> None:
     if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
     if sweep.with_test:
-        print_table(as_groups(find_runs(sweep.folder, [])))
+        print_folds(sweep)
     else:
         show_best(sweep)
+
+
+def print_folds(sweep: Sweep) -> None:
+    """Print mean and range of each metric over the folds, and its value over the test
+    samples of all folds together."""
+    trials = sweep.study.get_trials(states=[TrialState.COMPLETE])
+    names = [name_of(trial.number) for trial in trials]
+    runs = [x for x in find_runs(sweep.folder, []) if x.results["name"] in names]
+    pooled = pooled_metrics(sweep.folder.parent, [run.folder for run in runs])
+    print_table(fold_rows([metrics_of(run) for run in runs], pooled))
 
 
 def show_best(sweep: Sweep) -> None:

@@ -41,17 +41,21 @@ from lightbase.core.batches import (
     with_parts,
 )
 from lightbase.core.compat import epochs_done
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, say
 from lightbase.core.images import read_image
 from lightbase.core.project import PROJECT
 from lightbase.core.splits import (
     Fold,
+    Labelled,
+    as_groups,
+    class_numbers,
+    fold_indices,
     fold_of_flags,
-    split_fold,
-    split_validation,
+    hash_of,
+    part_indices,
 )
 
-SPLIT_ARGUMENTS = ("val_fraction", "split_seed", "num_folds", "fold")
+SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
 
 ALONE: Any = SimpleNamespace(
@@ -86,6 +90,9 @@ class BaseDataModule(LightningDataModule):
         val_fraction: The share of the training set that is used for validation, if
             there is no validation set. With 0 each epoch is measured on the test set,
             as the curves test_each_epoch/, and selects nothing.
+        val_split: How samples are chosen for validation: at "random"; "stratified",
+            the same share of each class; or "grouped", where no group (see the method
+            `groups`) is on two sides. "grouped" holds for folds and `seeded_part`, too.
         split_seed: The seed that chooses the samples for validation and for the folds.
         num_folds: Divide the training set into this number of folds. One fold is the
             test set, and the test set of the data is not used.
@@ -125,6 +132,7 @@ class BaseDataModule(LightningDataModule):
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
         val_fraction: ClosedUnitInterval = 0.1,
+        val_split: Literal["random", "stratified", "grouped"] = "random",
         split_seed: NonNegativeInt = 0,
         num_folds: PositiveInt | None = None,
         fold: NonNegativeInt | None = None,
@@ -139,11 +147,16 @@ class BaseDataModule(LightningDataModule):
         self.pin_memory = pin_memory
         self.persistent_workers = persistent_workers
         self.val_fraction = val_fraction
+        self.val_split: str = val_split
         self.split_seed = split_seed
         self.fold = fold_of_flags(fold, num_folds, split_seed)
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size or batch_size
         self.splits: dict[str, Samples] = {}
+        self.split_groups: dict[str, Any] = {}  # with val_split grouped
+        # of the samples that were chosen for the splits, now and in the checkpoint
+        self.split_hashes: set[str] = set()
+        self.saved_hashes: set[str] = set()
         # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
@@ -173,6 +186,15 @@ class BaseDataModule(LightningDataModule):
         raise UserError(
             f"data: {type(self).__name__} has no method load(split)", status=2
         )
+
+    def groups(self, split: Literal["train"]) -> Any:
+        """Return the group of each sample of a split, such as its patient or scene:
+        integers or texts (N,), in the order of `load`. Override this for val_split
+        grouped. It is called for the set that is divided, which is "train".
+
+        This version returns the groups that `load` has given to `seeded_part`, or None.
+        """
+        return self.split_groups.get(split)
 
     def collate(self, samples: list) -> Batch:
         """Return one batch made of these samples. Override this if samples differ in
@@ -233,19 +255,24 @@ class BaseDataModule(LightningDataModule):
             # the seed of the run, or a random number if the run has no seed
             seed = torch.initial_seed() % 2**63
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
+        self._compare_splits(trains=stage == "fit")
 
     def _load_train_and_val(self) -> None:
         """Load the training set. Take the test fold from it, if there are folds, and
         then the validation samples, if the data has no validation set."""
-        train = self._load_split("train")
+        loaded = train = self._load_labelled()
         if self.fold:
-            self.splits["test"], train = split_fold(train, self.fold)
+            _, *labels = train
+            chosen = fold_indices(self.val_split, self.fold, *labels)
+            train = self._take("test", train, chosen)
         if "val" in self.own_splits:
             self.splits["val"] = self._load_split("val")
         elif self.val_fraction > 0:
-            self.splits["val"], train = split_validation(
-                train, self.val_fraction, self.split_seed
+            _, *labels = train
+            chosen = part_indices(
+                self.val_split, self.val_fraction, self.split_seed, *labels
             )
+            train = self._take("val", train, chosen)
         else:
             self._load_test()
             if "test" not in self.splits:
@@ -254,7 +281,60 @@ class BaseDataModule(LightningDataModule):
                     status=2,
                 )
             self.splits["val"] = self.splits["test"]
-        self.splits["train"] = train
+        self.splits["train"] = train.samples
+        self.split_groups["train"] = train.groups
+        if train is loaded and self.val_split != "random":
+            say(
+                f"data.val_split {self.val_split} chooses no validation samples: the "
+                "data has its own, or val_fraction is 0"
+            )
+
+    def _take(self, split: str, train: Labelled, chosen: Tensor) -> Labelled:
+        """Make a split of training samples. Return the others.
+
+        chosen: The positions of the samples for the split, int64.
+        """
+        part, train = train.divide(chosen)
+        self.splits[split] = part.samples
+        self.split_groups[split] = part.groups
+        self.split_hashes.add(hash_of(chosen))
+        return train
+
+    def _load_labelled(self) -> Labelled:
+        """Load the training set with its classes, and with its groups if val_split is
+        grouped. Raise UserError if val_split needs what is unknown."""
+        samples = self._load_split("train")
+        classes = class_numbers(samples)
+        groups: Any = np.zeros(len(samples))
+        if self.val_split == "grouped":
+            name = type(self).__name__
+            groups = as_groups(self.groups("train"), len(samples), name)
+        elif self.val_split == "stratified" and classes is None:
+            raise UserError(
+                "data.val_split stratified: the classes of the samples are unknown",
+                "they are int64 targets (N,), or the attribute `targets` of a Dataset",
+                2,
+            )
+        if classes is None:
+            classes = torch.zeros(len(samples), dtype=torch.int64)
+        return Labelled(samples, classes, groups)
+
+    def _compare_splits(self, trains: bool) -> None:
+        """Raise UserError if the splits are not those of the checkpoint. If no training
+        continues, print a line instead."""
+        if not self.saved_hashes or self.split_hashes <= self.saved_hashes:
+            return
+        problem = (
+            f"{type(self).__name__} is split in another way than in the training: the "
+            "data or a package has changed"
+        )
+        if trains:
+            raise UserError(
+                problem,
+                "restore the data, and the versions in environment.txt, or start a new "
+                "run without --ckpt_path",
+            )
+        say(f"Warning: {problem}. The training may have had samples of this split")
 
     def _load_test(self) -> None:
         """Load the test set, unless it is loaded already or the data has none."""
@@ -294,10 +374,12 @@ class BaseDataModule(LightningDataModule):
                 )
         return samples
 
-    def seeded_part(self, num: int, split: Literal["train", "test"]) -> Tensor:
+    def seeded_part(
+        self, num: int, split: Literal["train", "test"], groups: Any = None
+    ) -> Tensor:
         """Return the indices of a split, int64, for data without a test set. `load` can
         use it. A fifth of the samples is for "test" and the others are for "train". The
-        choice is the same in every run.
+        choice is the same in every run. With val_split grouped, no group is in both.
 
         With folds, all indices are returned, because a fold of the training set is the
         test set. Raise UserError if there are no folds now, but the checkpoint was
@@ -305,18 +387,28 @@ class BaseDataModule(LightningDataModule):
 
         Args:
             num: The number of all samples.
+            groups: The group of each sample, for val_split grouped. The method `groups`
+                then need not be overridden.
         """
+        index = torch.arange(num)
         if self.fold:
-            return torch.arange(num)
+            self.split_groups[split] = groups
+            return index
         if self.trained_fold:
             raise UserError(
                 "data.num_folds null: the fold is the only test set of this data",
                 status=2,
             )
         order = seeded_order(num, self.test_seed)
-        if split == "test":
-            return order[: num // 5]
-        return order[num // 5 :]
+        parts = {"test": order[: num // 5], "train": order[num // 5 :]}
+        if self.val_split == "grouped":
+            groups = as_groups(groups, num, type(self).__name__)
+            test = part_indices("grouped", 0.2, self.test_seed, index, groups)
+            is_test = torch.isin(index, test)
+            parts = {"test": index[is_test], "train": index[~is_test]}
+            self.split_groups[split] = groups[parts[split]]
+        self.split_hashes.add(hash_of(parts["test"]))
+        return parts[split]
 
     def train_dataloader(self) -> DataLoader:
         """Return the loader of the training samples. Their order is new in each epoch,
@@ -427,7 +519,13 @@ class BaseDataModule(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        return {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
+        return {
+            **vars(self),
+            "trainer": None,
+            "splits": {},
+            "split_groups": {},
+            "on_gpu": {},
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint: the seed of the order, the classes, the
@@ -438,6 +536,7 @@ class BaseDataModule(LightningDataModule):
             "classes": self.classes,
             "empty_batch": self.input_spec,  # the key of version 0.3, for its files
             "test_seed": self.test_seed,
+            "split_hashes": sorted(self.split_hashes),
         }
         if self.fold:
             state["fold"] = list(self.fold)
@@ -457,6 +556,7 @@ class BaseDataModule(LightningDataModule):
         self.classes = classes
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
+        self.saved_hashes = {*state_dict.get("split_hashes", [])}
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):

@@ -197,7 +197,9 @@ def check_split(
     has_state: Whether the data gets the state in the checkpoint. Then num_folds and
         fold may be null: the data's test set has no sample of a fold.
     """
-    before, now = arguments(trained["data"]), arguments(data)
+    # runs before version 0.4 have no val_split
+    before = {"val_split": "random"} | arguments(trained["data"])
+    now = arguments(data)
     for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
         # without a fold, the test set has no sample of the training
         leaves_fold = name in ("num_folds", "fold") and now[name] is None and has_state

@@ -1,16 +1,25 @@
 """Which samples are for training, validation and test: seeded splits and folds.
 
 `BaseDataModule` calls these functions. A split depends only on the number of samples,
-their classes and the seed, so it is the same on any machine.
+their classes and groups, and the seed, so it is the same on any machine. Stratified and
+grouped splits may change with the version of scikit-learn.
 """
 
-from typing import NamedTuple
+import hashlib
+import warnings
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightbase.core.batches import Samples, seeded_order
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, first_line
+
+NUM_DRAWS = 50
+"""How often a number of groups is drawn: more draws hardly come nearer to a share."""
 
 
 class Fold(NamedTuple):
@@ -42,58 +51,135 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
     return Fold(int(number), int(num_folds), seed)
 
 
-def split_fold(samples: Samples, fold: Fold) -> tuple[Samples, Samples]:
-    """Return two sets: the samples of the fold, and all other samples.
+class Labelled(NamedTuple):
+    """Samples, and what they are divided by: the class number of each, int64 (N,), and
+    its group, an array (N,). Both are all zeros if they are unknown."""
 
-    The sizes of two folds differ by at most one. If the class numbers are known without
-    reading samples (see `class_numbers`), the folds are stratified: of each class, two
-    folds have equally many samples or differ by one. Raise UserError if there are fewer
-    samples than folds.
+    samples: Samples
+    classes: Tensor
+    groups: Any
+
+    def divide(self, chosen: Tensor) -> tuple["Labelled", "Labelled"]:
+        """Return two sets: the chosen samples, and all others. Both are in the order of
+        the data set.
+
+        chosen: The positions of the chosen samples, int64 (M,), in any order.
+        """
+        is_chosen = torch.zeros(len(self.classes), dtype=torch.bool)
+        is_chosen[chosen] = True
+        parts = []
+        for mask in (is_chosen, ~is_chosen):
+            index = mask.nonzero().flatten()
+            labels = self.classes[index], self.groups[index]
+            parts.append(Labelled(self.samples.select(index), *labels))
+        return parts[0], parts[1]
+
+
+def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
+    """Return the positions of the samples in a fold, int64.
+
+    The sizes of two folds differ by at most one, and so do the numbers of samples of
+    each class: the folds are stratified. With the kind "grouped", no group is in two
+    folds, and the folds are as equal as whole groups allow. Raise UserError if there
+    are fewer samples or groups than folds.
+
+    Args:
+        kind: The flag data.val_split.
+        classes, groups: See `Labelled`. The groups count for "grouped" only.
     """
-    num = len(samples)
+    num = len(classes)
     if num < fold.num_folds:
         raise UserError(
             f"data.num_folds {fold.num_folds}: there are only {num} samples", status=2
         )
+    if kind == "grouped":
+        from sklearn.model_selection import StratifiedGroupKFold  # it takes seconds
+
+        splitter = StratifiedGroupKFold(
+            fold.num_folds, shuffle=True, random_state=fold.seed
+        )
+        with warnings.catch_warnings(action="ignore"):  # a class may have few samples
+            return [*parts_of(splitter, classes, groups)][fold.number]
     order = seeded_order(num, fold.seed)
-    labels = class_numbers(samples)
-    if labels is not None:
-        # class by class, shuffled within a class; then every n-th sample is taken
-        order = order[labels[order].argsort(stable=True)]
-    return divide(samples, order[fold.number :: fold.num_folds])
+    # class by class, shuffled within a class; then every n-th sample is taken
+    order = order[classes[order].argsort(stable=True)]
+    return order[fold.number :: fold.num_folds]
 
 
-def split_validation(
-    samples: Samples, fraction: float, seed: int
-) -> tuple[Samples, Samples]:
-    """Return two sets: the samples for validation, chosen at random, and the others.
+def part_indices(
+    kind: str, fraction: float, seed: int, classes: Tensor, groups: Any
+) -> Tensor:
+    """Return the positions of the samples in a part of a set, int64.
 
-    Raise UserError if the fraction makes one of the sets empty.
+    With the kind "stratified", the part has the same share of each class, within one
+    sample. With "grouped", all samples of a group are in the part, or none: groups are
+    drawn many times, and the draw with the nearest number of samples is taken. Raise
+    UserError if one of the sides would be empty, or if a class has too few samples.
 
     Args:
-        fraction: The share of the samples for validation, in [0, 1].
+        fraction: The share of the samples, in [0, 1].
+        kind, classes, groups: See `fold_indices`.
     """
-    num = len(samples)
-    num_val = round(num * fraction)
-    if not 0 < num_val < num:
+    num = len(classes)
+    num_chosen = round(num * fraction)
+    if not 0 < num_chosen < num:
         raise UserError(
-            f"data.val_fraction {fraction} of {num} samples is {num_val} samples",
+            f"data.val_fraction {fraction} of {num} samples is {num_chosen} samples",
             "give more samples, or another --data.val_fraction",
         )
-    return divide(samples, seeded_order(num, seed)[:num_val])
+    if kind == "random":
+        return seeded_order(num, seed)[:num_chosen]
+    from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
+
+    if kind == "stratified":
+        splitter = StratifiedShuffleSplit(1, test_size=num_chosen, random_state=seed)
+        return next(parts_of(splitter, classes))
+    num_groups = len(np.unique(groups))
+    draws = []
+    # without the largest groups, a share of the samples takes more groups
+    for share in (fraction, 2 * fraction, 4 * fraction):
+        size = min(max(1, round(share * num_groups)), num_groups - 1)
+        splitter = GroupShuffleSplit(NUM_DRAWS, test_size=size, random_state=seed)
+        draws.append(parts_of(splitter, classes, groups))
+    return min(chain(*draws), key=lambda part: abs(len(part) - num_chosen))
 
 
-def divide(samples: Samples, chosen: Tensor) -> tuple[Samples, Samples]:
-    """Return two sets: the chosen samples, and all others. Both are in the order of the
-    data set.
+def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Tensor]:
+    """Yield the positions of the samples in each part that a splitter of scikit-learn
+    makes, int64. Raise UserError if it cannot make them."""
+    try:
+        for _, part in splitter.split(classes, classes, groups):
+            yield torch.as_tensor(part)
+    except ValueError as error:
+        raise UserError(
+            f"data.val_split cannot divide the samples: {first_line(error)}",
+            "give more samples or groups, or another --data.val_split",
+            2,
+        ) from error
 
-    Args:
-        chosen: The positions of the chosen samples, int64 (M,), in any order.
+
+def as_groups(labels: Any, num: int, name: str) -> Any:
+    """Return a number for the group of each sample, int64 (num,).
+
+    labels: Integers or texts. Equal texts are a group, so that missing labels are one.
+    name: The class of the data module, for the message.
+    Raise UserError if there is not one label for each sample.
     """
-    is_chosen = torch.zeros(len(samples), dtype=torch.bool)
-    is_chosen[chosen] = True
-    others = samples.select((~is_chosen).nonzero().flatten())
-    return samples.select(is_chosen.nonzero().flatten()), others
+    _, groups = np.unique(np.asarray(labels).astype(str), return_inverse=True)
+    if groups.shape != (num,):
+        raise UserError(
+            f"data.val_split grouped: {name} has {num} samples, and groups of the "
+            f"shape {groups.shape}",
+            f"write {name}.groups(split), which returns a label for each sample; "
+            "seeded_part takes them, too",
+            2,
+        )
+    return groups
+
+
+def hash_of(index: Tensor) -> str:
+    """Return a hash of the positions of samples, int64 (N,), as text."""
+    return hashlib.sha256(index.numpy().tobytes()).hexdigest()
 
 
 def class_numbers(samples: Samples) -> Tensor | None:

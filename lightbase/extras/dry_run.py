@@ -51,6 +51,7 @@ from lightbase.core.testing import has_test
 
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
 """Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
+SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 WAY_OUT = (
     "change the arguments, such as --model.net.num_classes, or use --try_network false"
 )
@@ -203,13 +204,13 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     check_transforms(data)
     if with_test:
         data.setup("test")
-    num_val = 0
-    if not data.validates_on_test:
-        num_val = len(data.splits.get("val", ()))
-    text = (
-        f"Data: {type(data).__name__}, {len(data.splits['train']):,} training and "
-        f"{num_val:,} validation samples"
-    )
+    sizes = []
+    for split, name in SPLIT_NAMES.items():
+        if split in data.splits and not (split == "val" and data.validates_on_test):
+            sizes.append(f"{len(data.splits[split]):,} {name}")
+            if data.val_split == "grouped" and split in data.split_groups:
+                sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
+    text = f"Data: {type(data).__name__}, {', '.join(sizes)} samples"
     if data.num_classes:
         text += f" of {data.num_classes} classes"
     text += f", batch size {data.batch_size}"

@@ -1,0 +1,91 @@
+"""The numbers of a cross-validation: each fold's, and those of all samples together.
+
+The folds share most of their training samples, so their results are not independent.
+Their range is printed, and no standard error: it would be too small (Bengio and
+Grandvalet, "No unbiased estimator of the variance of k-fold cross-validation", 2004).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning import Callback
+from torchmetrics import MetricCollection
+
+from lightbase.core.build import make_trainer
+from lightbase.core.errors import say
+from lightbase.core.files import relative_to_cwd
+from lightbase.core.load import load_run
+from lightbase.core.metrics import Accumulator
+from lightbase.core.module import BaseModule
+from lightbase.core.testing import run_test
+
+
+class Pool(Callback):
+    """Adds the test samples of several checkpoints to one accumulator: that of the
+    first test, which is never reset."""
+
+    means: Accumulator | None = None
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Let this test add to the accumulator."""
+        means = pl_module.curves_callback.means
+        self.means = self.means or means["test"]
+        means["test"] = self.means
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave an empty accumulator to the callback that would log the metrics and
+        reset them. This callback has to be called before it."""
+        empty = Accumulator(MetricCollection({}))
+        pl_module.curves_callback.means["test"] = empty
+
+
+def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
+    """Return the test metrics over the samples of all folds, each tested by the best
+    checkpoint of its fold: {test/acc: ..., test/num_samples: ...}. Each sample counts
+    once, and a metric such as F1 is computed from all predictions. Print a line and
+    return nothing if this is not possible.
+
+    root: The folder of all runs.
+    folders: The folder of each run, with one model and other folds of one data set.
+    """
+    pool = Pool()
+    for folder in folders:
+        path = folder / "checkpoints" / "best.ckpt"
+        if not path.is_file():
+            say(f"Nothing is pooled: {relative_to_cwd(path)} is missing")
+            return {}
+        flags = [f"--trainer.default_root_dir={root}", "--trainer.devices=1"]
+        spec, model, data = load_run(path, flags)
+        if not isinstance(model, BaseModule):
+            say(f"Nothing is pooled: {type(model).__name__} is no BaseModule")
+            return {}
+        trainer = make_trainer(
+            spec, model, first=[pool], logger=False, enable_checkpointing=False
+        )
+        run_test(trainer, model, data, None)
+    if pool.means is None:  # the module has no test_step
+        return {}
+    metrics = pool.means.result(lambda x: x)  # one process has all samples
+    num = int(metrics["test/num_samples"])
+    say(f"pooled: {num:,} samples, each tested by the network of its fold")
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def fold_rows(
+    results: Sequence[dict[str, float]], pooled: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Return a row for each metric: the mean, the lowest and the highest value of the
+    folds, and the value of all folds together.
+
+    results: The metrics of each fold.
+    pooled: The result of `pooled_metrics`.
+    """
+    rows = []
+    for metric in results[0]:
+        values = np.array([result.get(metric) for result in results], float)
+        row = {"metric": metric, "folds": len(values), "mean": values.mean()}
+        row |= {"lowest": values.min(), "highest": values.max()}
+        rows.append(row | {"pooled": pooled.get(metric)})
+    return rows
