@@ -25,6 +25,8 @@ RANK_VARIABLES = (
 )
 """Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
 
+SEE_HELP = "see --help, or --print_config for every argument"
+
 
 class UserError(Exception):
     """A mistake in the input, not in the code.
@@ -42,6 +44,10 @@ class UserError(Exception):
         message = f"{problem.rstrip()}\n{way_out}".rstrip()
         super().__init__(printable_lines(message))  # the message may quote a file
         self.status = status
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return f"error: {self}".splitlines()
 
 
 def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
