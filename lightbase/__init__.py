@@ -11,7 +11,10 @@ from typing import Any
 __version__ = "0.4.0"
 
 NAMES = {
+    "commands.figures": ("confusion_matrix", "mistakes", "pictures"),
+    "commands.predict": ("predict",),
     "commands.python": ("load", "train"),
+    "commands.result": ("Result",),
     "core.batches": (
         "Batch",
         "EpochBatchSampler",

@@ -1,7 +1,12 @@
 # What type checkers read in place of `__init__.py`, which imports on first use. The
 # names are those of NAMES; a test compares them.
+from lightbase.commands.figures import confusion_matrix as confusion_matrix
+from lightbase.commands.figures import mistakes as mistakes
+from lightbase.commands.figures import pictures as pictures
+from lightbase.commands.predict import predict as predict
 from lightbase.commands.python import load as load
 from lightbase.commands.python import train as train
+from lightbase.commands.result import Result as Result
 from lightbase.commands.train import main as main
 from lightbase.core.batches import Batch as Batch
 from lightbase.core.batches import EpochBatchSampler as EpochBatchSampler

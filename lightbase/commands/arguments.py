@@ -169,13 +169,14 @@ class CheckpointParser(ScriptParser):
 def checkpoint_file(text: str, root: str | Path) -> Path:
     """Return the path of the checkpoint that --ckpt_path names.
 
-    text: The path of a file. `last` or `best` is the newest file of this name in all
-        runs. NAME/version_N, or the folder of a run, is the best.ckpt of this run. NAME
-        is the best.ckpt of its newest run.
+    text: The path of a file, relative to the working folder or to the repository.
+        `last` or `best` is the newest file of this name in all runs. NAME/version_N, or
+        the folder of a run, is the best.ckpt of this run. NAME is the best.ckpt of its
+        newest run.
     root: The folder of all runs.
     Raise UserError if there is no such file.
     """
-    path = Path(text)
+    path = PROJECT.found(text)
     logs = Path(root)
     if text in ("last", "best"):
         path = max(

@@ -3,10 +3,12 @@
 Lightning's own loop predicts the samples of files or of a split. The writers of tables,
 masks and arrays are in lightbase/extras/predict.py.
 
-Read `main` first. `batches_of_files` or `loader_of_split` gives the batches, `predict`
-runs the loop, and a `Collector` keeps the outputs until all of them are written.
+Read `main` first. `batches_of_files` or `loader_of_split` gives the batches, `run_loop`
+predicts them, and a `Collector` keeps the outputs until all of them are written.
+`predict` is for Python: it takes arrays, too, and returns the outputs.
 """
 
+import copy
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sized
@@ -14,14 +16,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Callback, LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from lightbase.commands import arguments
-from lightbase.commands.checkpoint import open_checkpoint, trainer_of
-from lightbase.commands.script import short_errors
-from lightbase.core.batches import inputs_of, targets_of, to_host
+from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
+from lightbase.commands.script import IN_PYTHON, python_errors, short_errors
+from lightbase.core.batches import (
+    as_tensors,
+    convert_types,
+    inputs_of,
+    targets_of,
+    to_host,
+)
 from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, printable
@@ -39,7 +49,7 @@ from lightbase.extras.predict import (
     write_masks,
 )
 
-BATCH_SIZE = 256  # of files
+BATCH_SIZE = 256  # of files and arrays
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
@@ -72,13 +82,14 @@ def main(args: arguments.Args = None) -> None:
         unreadable: Names = []
         if options.files:
             # both lists get their entries while the files are read
-            batches: Any = batches_of_files(data, options.files, names, unreadable)
+            samples = samples_in(data, options.files, names, unreadable)
+            batches: Any = batches_of(samples, data)
         else:
             batches = loader_of_split(data, options.split)
             names += map(str, range(len(batches.dataset)))
         collector = Collector(has_masks)
         with trainer_of(spec, model, [collector]) as trainer:
-            predict(trainer, model, data, batches)
+            run_loop(trainer, model, data, batches)
         outputs = collector.outputs
         if config.fast_dev_run or config.limit_predict_batches is not None:
             # the Trainer has left out the batches after a limit
@@ -152,17 +163,33 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     return loader
 
 
-def batches_of_files(
-    data: Any, paths: list[Path], names: Names, unreadable: Names
-) -> Iterator[Any]:
-    """Yield batches of at most BATCH_SIZE samples of the inputs in files.
+def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
+    """Yield batches of at most BATCH_SIZE samples.
 
     A batch that is one tensor has no targets. It becomes the pair (inputs, None), which
     predict_step takes.
 
-    data: The data module, which reads the files and makes batches of their samples.
-    paths: Files, and folders of images.
-    names, unreadable: See `samples_in`.
+    data: A BaseDataModule makes batches of its samples. Others get those of torch.
+    """
+    collate = default_collate
+    if isinstance(data, BaseDataModule):
+        collate = data.collate
+    while waiting := list(islice(samples, BATCH_SIZE)):
+        batch = convert_types(collate(waiting))
+        if isinstance(batch, Tensor):
+            batch = (batch, None)
+        yield batch
+
+
+def samples_in(
+    data: Any, paths: list[Path], names: Names, unreadable: Names
+) -> Iterator[Any]:
+    """Yield each sample in the files. A folder stands for all images below it, and a
+    file is taken whatever its name.
+
+    data: The data module, which reads the files.
+    names: Gets the names of the samples.
+    unreadable: Gets an error for each path that cannot be read.
     Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
     """
     if not isinstance(data, BaseDataModule):
@@ -171,23 +198,6 @@ def batches_of_files(
             "without files the test set is predicted",
             2,
         )
-    samples = samples_in(data, paths, names, unreadable)
-    while waiting := list(islice(samples, BATCH_SIZE)):
-        batch = data.collate(waiting)
-        if isinstance(batch, Tensor):
-            batch = (batch, None)
-        yield batch
-
-
-def samples_in(
-    data: BaseDataModule, paths: list[Path], names: Names, unreadable: Names
-) -> Iterator[Any]:
-    """Yield each sample in the files. A folder stands for all images below it, and a
-    file is taken whatever its name.
-
-    names: Gets the names of the samples.
-    unreadable: Gets an error for each path that cannot be read.
-    """
     for path in paths:
         for file in list_images(path) or [path]:
             try:
@@ -227,14 +237,15 @@ class Collector(Callback):
             self.true += to_host(targets)
 
 
-def predict(trainer: Any, model: Any, data: Any, batches: Any) -> None:
+def run_loop(trainer: Any, model: Any, data: Any, batches: Any) -> None:
     """Predict the batches by Lightning's loop, in the precision in which evaluate.py
     tests. A `Collector` among the Trainer's callbacks gets the outputs.
 
-    model, data: Some of their hooks are replaced: the loop takes the batches from them.
-        Do not use them for anything else afterwards.
+    model, data: They stay as they are. Some hooks of copies are replaced: the loop
+        takes the batches from them.
     batches: A loader, or any object that can be iterated.
     """
+    model, data = copy.copy(model), copy.copy(data)
     # Lightning's own predict_step hands the batch to forward
     if not is_overridden("predict_step", model):
         model.predict_step = lambda batch, *_: model(inputs_of(batch))
@@ -261,3 +272,72 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, dict):
         return outputs
     return {"prediction": outputs}
+
+
+def predict(run: Any, inputs: Any) -> Any:
+    """Return what predict_step gives for the inputs, as a tensor (N, ...) on the CPU,
+    or {name: tensor} if it gives several. Outputs that differ in shape are in a list.
+
+    The inputs pass through the transforms of the run's data, on the device and in the
+    precision of the run.
+
+    run: A name or a path as for `lightbase.load`, a result of `lightbase.train`, a
+        module that it has trained, or what `lightbase.load` returns.
+    inputs: Inputs as `load` of the data returns them: an array or a tensor (N, ...), or
+        a list of samples. For one sample without N, the outputs have no N either. Or
+        the path of a file or of a folder of images, or a list of paths.
+
+    Raise UserError for inputs that the data could not have, and for unreadable files.
+    """
+    collector = Collector(has_masks=False)
+    unreadable: Names = []
+    is_single = False
+    with python_errors(prefixes=IN_PYTHON):
+        trainer, module, data = open_run(run, [collector])
+        if isinstance(inputs, str | Path):
+            inputs = [inputs]
+        if isinstance(inputs, list) and isinstance(inputs[0], str | Path):
+            samples = samples_in(data, [*map(Path, inputs)], [], unreadable)
+        else:
+            values, is_single = as_inputs(inputs, data)
+            samples = iter(values)
+        run_loop(trainer, module, data, batches_of(samples, data))
+        if unreadable:
+            raise UserError("\n".join(unreadable))
+    results: dict[str, Any] = {}
+    for name, rows in collector.outputs.items():
+        results[name] = rows
+        if is_single:
+            results[name] = rows[0]
+        elif len({row.shape for row in rows}) == 1:
+            results[name] = torch.stack(rows)
+    if results.keys() == {"prediction"}:
+        return results["prediction"]
+    return results
+
+
+def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
+    """Return inputs as a tensor (N, ...), or a list of samples as it is, and whether
+    they were one sample without N.
+
+    data: If its inputs are one tensor, shape and dtype of `inputs` have to fit. If it
+        has a `collate`, samples may differ in shape.
+    """
+    spec = None
+    if isinstance(data, BaseDataModule):
+        spec = data.input_spec
+    if isinstance(inputs, list) or spec is None:
+        return inputs, False
+    values = convert_types(as_tensors(inputs))
+    is_single = values.dim() < spec.dim()
+    if is_single:
+        values = values[None]
+    is_like = values.is_floating_point() <= spec.is_floating_point()
+    if not is_overridden("collate", data, BaseDataModule):
+        is_like = is_like and values.shape[1:] == spec.shape[1:]
+    if not is_like:
+        raise UserError(
+            f"the inputs are {values.dtype} {tuple(values.shape)}",
+            f"samples of the data are {spec.dtype} {tuple(spec.shape[1:])}",
+        )
+    return values.to(spec.dtype), is_single

@@ -10,16 +10,23 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, Trainer
+from torch.utils.data import DataLoader
 
 from lightbase.commands import train as command
-from lightbase.commands.script import find_project, python_errors
-from lightbase.core.build import begin, build_rest
+from lightbase.commands.arguments import checkpoint_file
+from lightbase.commands.result import Result
+from lightbase.commands.script import IN_PYTHON, find_project, python_errors
+from lightbase.core.build import begin, build_rest, instantiate
 from lightbase.core.compat import quiet_lightning
+from lightbase.core.data import BaseDataModule
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
+from lightbase.core.project import PROJECT
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.spec import CommandLine, read_spec
+from lightbase.core.testing import best_checkpoint
+from lightbase.extras.arrays import ArrayData, loader_data
 
 
 def load(
@@ -28,76 +35,135 @@ def load(
     data: LightningDataModule | None = None,
     trust: bool = False,
 ) -> tuple[LightningModule, LightningDataModule]:
-    """Return the module and the data of a checkpoint, with its weights, on the CPU.
+    """Return the module and the data of a run, with its weights, on the CPU.
 
-    module, data: Objects that take the weights and the state of the checkpoint. Unless
-        both are given, they are built from the config in it. The config names classes,
-        so the file has to be in your folder of runs.
+    path: The name of a run, NAME or NAME/version_N, "last" or "best", or the path of a
+        checkpoint, as for --ckpt_path of the scripts.
+    module, data: Objects that take the weights and the state of the checkpoint. Without
+        a module, both are built from the config in it. The config names classes, so the
+        file has to be in your folder of runs. Data of arrays needs no object.
     trust: Open a file from anywhere. Use it only for a file that you would run as a
         program.
     Raise UserError for a file that is no sound checkpoint, is somebody else's, or fits
     other classes.
     """
     find_project()
-    path = Path(path)
-    if module is None or data is None:
-        _, module, data = load_run(path, trust=trust)
-    else:
-        restore(read_checkpoint(path), module, data, path)
-    return module, data
+    with python_errors(prefixes=IN_PYTHON):
+        file = checkpoint_file(str(path), PROJECT.logs)
+        if module is None:
+            _, module, data = load_run(file, trust=trust)
+            return module, data
+        checkpoint = read_checkpoint(file)
+        if data is None and ArrayData.__name__ not in checkpoint:
+            raise UserError("the data of this run is an object: give it, too")
+        data = data or ArrayData()
+        restore(checkpoint, module, data, file)
+        return module, data
 
 
 def train(
     module: LightningModule | str | Path,
-    data: LightningDataModule | dict[str, Any] | None = None,
+    data: Any = None,
+    *,
+    val: Any = None,
+    test: Any = None,
     trust: bool = False,
     **flags: Any,
-) -> dict[str, Any]:
+) -> Result:
     """Train and test as `python scripts/train.py` does, with the same folder, curves
-    and checkpoints. Return the content of metrics.json.
+    and checkpoints. Return the content of metrics.json, with more attributes.
 
-    module, data: Objects; `module` has the best weights afterwards. Or a config file
-        and settings that differ from it, by the names of flags:
+    module: It has the best weights afterwards. Or a config file: then `data` has
+        settings that differ from it, by the names of flags:
         `train("configs/mnist_mlp.yaml", {"model.lr": 0.01})`. Every script can open
         such a run. `lightbase.load(path, module, data)` opens a run of objects.
+    data: A data module, a pair (inputs, targets) of arrays, a Dataset, or a DataLoader.
+    val, test: Samples for validation and test, of the same kind as `data`, if this is
+        no data module. Without `val`, a tenth of arrays and Datasets is for validation.
     trust: Continue a training also from a file that is not in your folder of runs.
     flags: Flags of train.py by their last names, and arguments of Lightning's Trainer:
         max_epochs=3, name="try", monitor="val/loss", ckpt_path="last",
-        callbacks=[EMA()].
+        callbacks=[EMA()]. With arrays or Datasets also arguments of `ArrayData`, such
+        as batch_size=32.
     Raise UserError for a mistake. After Ctrl-C save the state, then raise
     KeyboardInterrupt.
     """
     find_project()
     quiet_lightning()
     way_out = '; the same call with ckpt_path="last" goes on'
+    is_yaml = isinstance(module, str | Path)
+    model: Any = module
+    prefixes = IN_PYTHON
+    if is_yaml:  # whose settings have whole names
+        prefixes = r"trainer\."
     flags = {"trust_checkpoint": trust, **flags}
-    with python_errors(way_out), short_device_errors():
-        if isinstance(module, str | Path):
-            settings: Any = data or {}
-            args, objects = as_arguments(settings | flags)
+    with python_errors(way_out, prefixes), short_device_errors():
+        parts = {"train": data, "val": val, "test": test}
+        has_samples = not is_yaml and not isinstance(data, LightningDataModule)
+        if not has_samples and (val is not None or test is not None):
+            raise UserError("val and test belong to arrays: a data module has its own")
+        if is_yaml:
+            args, objects = as_arguments((data or {}) | flags)
             spec, model, data = command.parse([f"--config={module}", *args])
             spec.trainer |= objects
-            return command.train(spec, model, data)
-        if not isinstance(data, LightningDataModule):
-            raise UserError("lightbase.train takes a module and its data module")
-        args, objects = as_arguments({"name": type(module).__name__, **flags})
-        line = CommandLine(args)
-        restart = find_restart(line)
-        classes = {"model": class_config(module), "data": class_config(data)}
-        if restart:
-            spec = resumed_spec(restart, line, classes)
         else:
-            spec = read_spec([classes], line, None, is_saved=True)
-        begin(spec, spec.config)
-        build_rest(spec, Namespace(trainer=spec.config.trainer))
-        spec.trainer |= objects
-        say("Scripts cannot open a run of objects; lightbase.load(path, module, data)")
-        if restart:
-            check_restart(restart, spec, module, data)
-        return command.train(spec, module, data)
+            spec, data = of_objects(model, parts, flags)
+        metrics = command.train(spec, model, data)
+        best = best_checkpoint(model.trainer)
+        if best and "test/loss" not in metrics:
+            restore(read_checkpoint(best), model, data, best)  # as the test does
+        return Result(metrics, model)
 
 
-def class_config(value: object) -> dict[str, str]:
+def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any:
+    """Return the record of a run of objects, and its data.
+
+    parts: "train" is a data module, or samples as "val" and "test" are.
+    Raise UserError for an object that does not fit, or flags that do not.
+    """
+    data = parts["train"]
+    for value in (module, data):
+        if isinstance(value, type):
+            problem = f"{value.__name__} is a class"
+            raise UserError(problem, f"give an object: {value.__name__}(...)", 2)
+    if not isinstance(module, LightningModule) or data is None:
+        raise UserError(
+            "lightbase.train takes a LightningModule and its data", status=2
+        )
+    classes = {"model": class_config(module)}
+    is_array = False
+    if isinstance(data, DataLoader):
+        data = loader_data(parts)
+    elif not isinstance(data, LightningDataModule):
+        is_array = True
+        names = {
+            *inspect.signature(BaseDataModule).parameters,
+            *inspect.signature(ArrayData).parameters,
+        }
+        flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
+    if not is_array:
+        classes["data"] = class_config(data)
+    args, objects = as_arguments({"name": type(module).__name__, **flags})
+    line = CommandLine(args)
+    restart = find_restart(line)
+    if restart:
+        spec = resumed_spec(restart, line, classes)
+    else:
+        arrays = {"data": class_config(ArrayData()) | {"init_args": {}}}
+        spec = read_spec([arrays | classes], line, None, is_saved=True)
+    begin(spec, spec.config)
+    if is_array:
+        data = instantiate(spec, Namespace(data=spec.config.data)).data
+        data.parts |= {x: parts[x] for x in parts if parts[x] is not None}
+    build_rest(spec, Namespace(trainer=spec.config.trainer))
+    spec.trainer |= objects
+    say("Scripts cannot open a run of objects; lightbase.load(path, module, data) does")
+    if restart:
+        check_restart(restart, spec, module, data)
+    return spec, data
+
+
+def class_config(value: object) -> dict[str, Any]:
     """Return the config of a Python object: only its class."""
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
 

@@ -10,6 +10,7 @@ import gc
 import io
 import logging
 import os
+import re
 import runpy
 import sys
 import time
@@ -19,10 +20,15 @@ from typing import Any
 from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.core.errors import UserError, rank, say, wrapped
+from lightbase.core.errors import SEE_HELP, UserError, rank, say, wrapped
 from lightbase.core.files import DISK_ERRORS
 from lightbase.core.project import PROJECT
 from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped
+
+IN_PYTHON = r"trainer\.|model\.|data\."
+"""Beginnings of flags that arguments in Python lack."""
+VALUES = {"true": "True", "false": "False", "null": "None"}
+"""Words of YAML in Python."""
 
 
 class LastingOutput(io.FileIO):
@@ -120,16 +126,30 @@ def is_interactive() -> bool:
 
 
 @contextlib.contextmanager
-def python_errors(way_out: str = "") -> Iterator[None]:
+def python_errors(way_out: str = "", prefixes: str | None = None) -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
-    KeyboardInterrupt. UserError and other errors pass.
+    KeyboardInterrupt. Other errors pass.
 
     way_out: How to continue, in place of the command that the training suggests. It is
         printed only if the training can be continued.
+    prefixes: A pattern for beginnings of flags, such as "trainer.". A UserError gets
+        arguments of Python in place of flags, without this beginning: `max_epochs=3`
+        for `--trainer.max_epochs 3`. None leaves its message as it is.
     """
     try:
         with SIGNALS.handled():
             yield
+    except UserError as error:
+        if prefixes:
+            text = re.sub(
+                r"(--[\w.]+) (\d\S*|true|false|null)\b",
+                lambda flag: f"{flag[1]}={VALUES.get(flag[2], flag[2])}",
+                str(error).replace(SEE_HELP, "see docs/python.md"),
+            )
+            error.args = (
+                re.sub(rf"(?<![\w.])(--)?({prefixes}|(?<=--))(?=\w)", "", text),
+            )
+        raise
     except Stopped as stopped:
         hint = stopped.hint
         if hint and way_out:

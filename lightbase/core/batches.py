@@ -60,7 +60,8 @@ def to_host(values: Any) -> Any:
 
 
 def as_tensors(values: Any) -> Any:
-    """Return `values` with arrays, numbers and lists of numbers converted to tensors.
+    """Return `values` with arrays, numbers and lists of numbers converted to tensors,
+    and whatever else NumPy reads, such as a table of pandas.
     Tuples and dicts keep their structure. A list that holds tensors, arrays, tuples or
     dicts becomes a tuple."""
     if isinstance(values, dict):
@@ -69,6 +70,8 @@ def as_tensors(values: Any) -> Any:
         values = tuple(values)
     if isinstance(values, tuple):
         return with_parts(values, *map(as_tensors, values))
+    if not isinstance(values, Tensor | list):
+        values = np.asarray(values)
     return torch.as_tensor(values)
 
 

@@ -33,6 +33,8 @@ PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
 UNBROKEN = re.compile(r"(--\S*\w|tensorboard|[a-z](?= \d)) ")
 """Words that end no line: "--model.lr 0.1" and "val/acc 0.95" stay together."""
 
+SEE_HELP = "see --help, or --print_config for every argument"
+
 
 class UserError(Exception):
     """A mistake in the input, not in the code.
@@ -50,6 +52,10 @@ class UserError(Exception):
         message = f"{problem.rstrip()}\n{way_out}".rstrip()
         super().__init__(printable_lines(message))  # the message may quote a file
         self.status = status
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return f"error: {self}".splitlines()
 
 
 def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:

@@ -33,7 +33,7 @@ from lightbase.core.compat import (
     resolve_class_names,
 )
 from lightbase.core.config_files import path_of_class, read_no_base_60
-from lightbase.core.errors import UserError
+from lightbase.core.errors import SEE_HELP, UserError
 
 # the range of NumPy's seeds
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -97,7 +97,6 @@ LOGGER_TYPES = {
 }
 # "l1_unstructured" cannot be dumped as Lightning's Callable | str
 PRUNING_TYPES = {"pruning_fn": str}
-SEE_HELP = "see --help, or --print_config for every argument"
 
 
 def types_for(class_type: type) -> dict[str, Any]:
@@ -202,7 +201,7 @@ class Parser(LightningArgumentParser):
         raise UserError(explain(message, self, self.parsed), SEE_HELP, 2) from ex
 
 
-def make_parser(default_model: str | None) -> Parser:
+def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
     """Return a parser of all settings of a run.
 
     The names of the settings are flags, such as --trainer.max_epochs, and keys of a
@@ -210,7 +209,9 @@ def make_parser(default_model: str | None) -> Parser:
     parser has no default for `data`; `read_spec` in spec.py reports its absence.
 
     default_model: The import path of the model's class if no setting names one. None:
-        model and data are Python objects, and the parser takes a dict for each.
+        the model is a Python object, and the parser takes a dict for it.
+    builds_data: Whether the data is built from settings. If it is a Python object, the
+        parser takes a dict for it, too.
     """
     parser = Parser()
     for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
@@ -219,12 +220,14 @@ def make_parser(default_model: str | None) -> Parser:
     parser.set_defaults(TRAINER_DEFAULTS)
     if default_model is None:
         parser.add_argument("--model", type=dict)
-        parser.add_argument("--data", type=dict)
         parser.add_argument("--built_in_python", type=bool, default=True)
     else:
         parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
         parser.set_defaults({"model": {"class_path": default_model}})
+    if builds_data:
+        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    else:
+        parser.add_argument("--data", type=dict)
     for action in arguments_of(parser):
         if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
             action.nargs = "?"

@@ -1,11 +1,24 @@
-"""Pictures for the loggers of a run: TensorBoard, W&B and MLflow take them."""
+"""Pictures for notebooks, and for the loggers of a run: TensorBoard, W&B and MLflow
+take them."""
 
+import io
 from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from lightbase.core.curves import newest_step, num_steps
+
+
+class Picture(Figure):
+    """A Figure of matplotlib that a notebook shows, also without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        """Return the content of a PNG file. Jupyter calls this."""
+        image = io.BytesIO()
+        self.savefig(image, format="png")
+        return image.getvalue()
 
 
 def has_pictures(trainer: Any) -> bool:

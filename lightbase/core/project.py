@@ -32,6 +32,13 @@ class Project:
         """The default folder of all runs, without symbolic links."""
         return (self.root / "logs").resolve()
 
+    def found(self, path: str) -> Path:
+        """Return the path of a file or folder. A relative path starts at the working
+        folder, or at the repository if only the repository has such a file."""
+        if (self.root / path).exists() and not Path(path).exists():
+            return self.root / path
+        return Path(path)
+
     @property
     def data(self) -> Path:
         """The default folder of data sets, which downloads go to."""

@@ -4,6 +4,7 @@ Read `RunRecorder` first, the callback that writes config.yaml and progress.json
 """
 
 import math
+import re
 import time
 from typing import Any
 
@@ -30,22 +31,28 @@ class RunRecorder(Callback):
     config: The config of the run, as plain values.
     text: The config as YAML.
     run: The run's folder, or None in a process that writes nothing.
+    history: The metrics of each epoch so far, {curve: number}, with the number of the
+        epoch, from 1. Epochs before a resume are in the checkpoint.
     """
+
+    validated_epoch = -1
 
     def __init__(self, config: Values, text: str, run: Run | None = None) -> None:
         self.config = config
         self.text = text
         self.run = run
+        self.history: list[Values] = []
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
 
     def state_dict(self) -> Values:
-        """Return the seconds of training so far, for the checkpoint."""
-        return {"train_seconds": self.train_seconds()}
+        """Return the seconds of training and the metrics so far, for the checkpoint."""
+        return {"train_seconds": self.train_seconds(), "history": self.history}
 
     def load_state_dict(self, state_dict: Values) -> None:
-        """Continue to count from the seconds in the checkpoint."""
+        """Continue from the seconds and the metrics in the checkpoint."""
         self.seconds_before = state_dict["train_seconds"]
+        self.history = state_dict.get("history", [])  # version 0.3 has none
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
@@ -70,6 +77,21 @@ class RunRecorder(Callback):
     ) -> None:
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validated_epoch = trainer.current_epoch
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the metrics of this epoch to the history, before its checkpoints are
+        written. Learning rates, and values of an earlier validation, are left out."""
+        hidden = "lr"
+        if self.validated_epoch != trainer.current_epoch:
+            hidden = "lr|val"
+        row: Values = {"epoch": trainer.current_epoch + 1}
+        for name, value in trainer.callback_metrics.items():
+            if not re.match(hidden, name):
+                row[name] = float(value)
+        self.history = [*self.history, row]
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: a test takes no time of the training."""

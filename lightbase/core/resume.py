@@ -132,7 +132,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     if ckpt_path is None or line.place("print_config") in TRUE:
         return None
     name, root = line.place("name"), line.place("trainer.default_root_dir")
-    path = Path(ckpt_path)
+    path = PROJECT.found(ckpt_path)
     folder = None
     if ckpt_path in ("last", "best"):
         path = newest_checkpoint(ckpt_path, newest_run(line))

@@ -24,9 +24,9 @@ from jsonargparse import Namespace
 from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import none_has_to_fit, parse_unvalidated
 from lightbase.core.config_files import path_of_class, read_config
-from lightbase.core.errors import UserError, imported
+from lightbase.core.errors import SEE_HELP, UserError, imported
 from lightbase.core.names import RUN_LOCATION_KEYS, flatten
-from lightbase.core.parser import SEE_HELP, Parser, make_parser, parser_of
+from lightbase.core.parser import Parser, make_parser, parser_of
 from lightbase.core.project import PROJECT
 
 SWITCHES = ("print_config", "trust_checkpoint")
@@ -80,7 +80,7 @@ class CommandLine:
             problem = str(error).removeprefix("argument ")
             raise UserError(problem, SEE_HELP, 2) from error
         files = vars(options).pop("config")
-        self.configs = {path: read_config(Path(path)) for path in files}
+        self.configs = {path: read_config(PROJECT.found(path)) for path in files}
         self.file_settings: dict[str, Any] = {}
         for content in self.configs.values():
             self.file_settings |= flatten(content)
@@ -202,7 +202,9 @@ def read_spec(
     find_users_modules()
     if model:
         imported("model", model)
-    parser = make_parser(model)
+    # the config of a Python object has its class only
+    builds_data = model is not None or "init_args" in entries(contents[0]["data"])
+    parser = make_parser(model, builds_data)
     given = Namespace()
     for content in contents:
         # parsing changes its argument

@@ -28,7 +28,7 @@ from lightbase.core.extra import Extra
 from lightbase.core.files import write_whole
 from lightbase.core.metrics import as_curve_names
 from lightbase.core.module import BaseModule
-from lightbase.core.pictures import has_pictures, log_figure
+from lightbase.core.pictures import Picture, has_pictures, log_figure
 from lightbase.core.predictions import (
     MISFITS,
     PALETTE,
@@ -64,8 +64,10 @@ class PredictionFigures(Extra):
     These attributes exist when an evaluation has ended:
     columns: The kept samples of all processes, see `columns_of`.
     indices: The positions of these samples in the data set, int64 (N,).
+    figures: The pictures by name.
     """
 
+    figures: dict[str, Figure] = {}
     data: Any = None
     loader: Any = None
 
@@ -154,7 +156,8 @@ class PredictionFigures(Extra):
         else:
             if trainer.is_global_zero:
                 shown = stage_name(trainer, stage)
-                for name, figure in FIGURES[task](self).items():
+                self.figures = FIGURES[task](self)
+                for name, figure in self.figures.items():
                     log_figure(trainer, f"view/{name}/{shown}", figure)
         self.loader = None
 
@@ -185,9 +188,11 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
         write_whole(file, json.dumps(value, default=Tensor.tolist))
 
 
-def has_images(data: BaseDataModule) -> bool:
-    """Return whether the data module gives images: it has an `image_shape`, and the
-    inputs are one tensor."""
+def has_images(data: Any) -> bool:
+    """Return whether the data module gives images: it is a BaseDataModule with an
+    `image_shape`, and the inputs are one tensor."""
+    if not isinstance(data, BaseDataModule):
+        return False
     return data.image_shape is not None and data.input_spec is not None
 
 
@@ -282,7 +287,7 @@ def new_figure(
     width, height: In inches. TensorBoard shows pictures 350 pixels wide until they are
         clicked: 3.5 inches.
     """
-    figure = Figure((width, height), dpi=dpi, layout="constrained")
+    figure = Picture((width, height), dpi=dpi, layout="constrained")
     figure.suptitle(title, fontsize=9)
     return figure, figure.add_subplot()
 

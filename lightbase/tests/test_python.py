@@ -1,6 +1,8 @@
 """lightbase.train and lightbase.load: a training of objects, or of a YAML, without a
 command line."""
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +18,11 @@ from paths import TINY, fails
 from plain import PlainData, PlainModule
 from small import Points
 from stops import Terminate
-from written import checkpoint_file, equal, weights
+from written import checkpoint, checkpoint_file, equal, weights
 
 import lightbase
 from lightbase.commands.evaluate import main as evaluate
+from lightbase.commands.script import IN_PYTHON, python_errors
 from lightbase.commands.train import main as command
 from lightbase.core.errors import UserError
 from lightbase.core.project import PROJECT
@@ -41,14 +44,15 @@ def objects(**arguments: Any) -> tuple[Classifier, Points]:
 def test_a_run_of_objects(tmp_path: Path, flags: Any, capsys: Any) -> None:
     """It has all that a run has. Objects open it, and the scripts cannot."""
     module, data = objects(lr=0.1)
-    metrics = lightbase.train(module, data, name="try", **flags)
-    assert metrics["epochs"] == 1
+    result = lightbase.train(module, data, name="try", **flags)
+    assert result["epochs"] == 1
     run = tmp_path / "try" / "version_0"
     files = {file.name for file in run.iterdir()}
     assert files >= {"config.yaml", "metrics.json", "progress.json", "checkpoints"}
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"] == {"class_path": "example.classifier.Classifier"}
     assert config["trainer"]["max_epochs"] == 1
+    check_result(result, run, module)
 
     best = checkpoint_file(run)
     # after the test the module has the best weights
@@ -70,6 +74,116 @@ def test_a_run_of_objects(tmp_path: Path, flags: Any, capsys: Any) -> None:
     last = f"--ckpt_path={checkpoint_file(run, 'last')}"
     root = f"--trainer.default_root_dir={tmp_path}"
     assert "were built in Python" in fails(capsys, 2, lambda: command([last, root]))
+
+
+def check_result(result: lightbase.Result, run: Path, module: Any) -> None:
+    """It is the content of metrics.json, and has the metrics of the best epoch."""
+    assert result == json.loads((run / "metrics.json").read_text())
+    assert json.loads(json.dumps(result)) == dict(result)
+    assert (result.folder, result.module, result.best_epoch) == (run, module, 1)
+    names = {"train/loss", "train/acc", "val/loss", "val/acc", "test/loss", "test/acc"}
+    assert result.metrics.keys() >= names
+    best = checkpoint(run)["callbacks"]["RunCheckpoint/best"]["best_model_score"]
+    assert result.metrics["val/acc"] == pytest.approx(float(best))
+    assert [*result.history["epoch"]] == [1]
+    labels = [
+        line.get_label() for axes in result.plot().axes for line in axes.get_lines()
+    ]
+    assert sorted(labels) == ["train/acc", "train/loss", "val/acc", "val/loss"]
+    assert len(repr(result)) < 500
+
+
+def test_a_training_without_a_folder_has_a_result(flags: Any) -> None:
+    result = lightbase.train(*objects(), fast_dev_run=True, **flags)
+    assert result.folder is None
+    assert result.plot()._repr_png_().startswith(b"\x89PNG")
+
+
+def test_load_finds_runs_as_the_scripts_do(
+    tmp_path: Path, flags: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("lightbase.core.project.Project.logs", tmp_path / "logs")
+    monkeypatch.setattr(PROJECT, "root", tmp_path)
+    del flags["default_root_dir"]
+    for _ in range(2):
+        module, _ = objects()
+        lightbase.train(module, Points(), name="a/b", **flags)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    file = "a/b/version_1/checkpoints/best.ckpt"
+    for name in ("a/b", "a/b/version_1", "last", "best", f"logs/{file}"):
+        loaded, _ = lightbase.load(name, *objects())
+        assert equal(loaded.state_dict(), module.state_dict()), name
+    with pytest.raises(UserError, match=r"^ckpt_path c: no such file"):
+        lightbase.load("c", *objects())
+    with pytest.raises(UserError, match=r"the data of this run is an object"):
+        lightbase.load("a/b", module)
+    flags["max_epochs"] = 2
+    path = "logs/a/b/version_0/checkpoints/last.ckpt"
+    result = lightbase.train(*objects(), name="a/b", ckpt_path=path, **flags)
+    assert [row["epoch"] for row in result.epochs] == [1, 2]
+
+
+def test_a_notebook_shows_two_lines() -> None:
+    error = UserError("problem", "way out")
+    assert error._render_traceback_() == ["error: problem", "way out"]
+
+
+def test_a_message_in_python_has_no_flags() -> None:
+    text = "--trainer.max_epochs 3: try --data.drop_last false or --model.net.sizes"
+    with pytest.raises(UserError) as caught, python_errors(prefixes=IN_PYTHON):
+        raise UserError(text, "lightbase.core.data stays, and model.lr: 1 loses model")
+    assert str(caught.value) == (
+        "max_epochs=3: try drop_last=False or net.sizes\n"
+        "lightbase.core.data stays, and lr: 1 loses model"
+    )
+
+
+PROJECT_OF_A_USER = """
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from lightbase import BaseDataModule, BaseModule, Batch, load, predict, train
+
+
+class Module(BaseModule):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self.criterion(self(batch[0]), batch[1])
+
+
+class Data(BaseDataModule):
+    def load(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((4, 2)), np.zeros(4)
+
+
+result = train(Module(nn.Linear(2, 2)), Data(batch_size=4), max_epochs=1)
+folder: Path | None = result.folder
+numbers: dict[str, float] = result.metrics
+predict(result, np.zeros(2))
+module, data = load("name")
+module.freeze()
+"""
+WRONG = """
+result.best_epoch + "1"
+train(3)
+module.frieze()
+"""
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_types_in_a_project_of_a_user(tmp_path: Path) -> None:
+    mypy = pytest.importorskip("mypy.api")
+    (tmp_path / "right.py").write_text(PROJECT_OF_A_USER)
+    (tmp_path / "wrong.py").write_text(PROJECT_OF_A_USER + WRONG)
+    options = ["--strict-equality", "--ignore-missing-imports", "--cache-dir"]
+    output, *_ = mypy.run([*options, str(tmp_path / "c"), str(tmp_path)])
+    num_right = PROJECT_OF_A_USER.count("\n")
+    lines = re.findall(r"wrong.py:(\d+): error", output)
+    assert "right.py" not in output
+    assert {int(line) - num_right for line in lines} == {2, 3, 4}, output
 
 
 def test_a_run_of_a_yaml_is_opened_by_every_script(
@@ -109,7 +223,9 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     flags |= {"name": "x", "ckpt_path": "last"}
     with pytest.raises(UserError, match=r"lr 0.5: a resume goes on with"):
         lightbase.train(*objects(**arguments, lr=0.5), **flags)
-    with pytest.raises(UserError, match=r"seed_everything 1: a resume goes on with 42"):
+    with pytest.raises(
+        UserError, match=r"^seed_everything=1: a resume goes on with 42"
+    ):
         lightbase.train(*objects(**arguments), seed_everything=1, **flags)
     assert lightbase.train(*objects(**arguments), **flags)["epochs"] == 3
     long, resumed = (weights(tmp_path / name / "version_0") for name in ("long", "x"))
@@ -151,10 +267,14 @@ def test_plain_lightning_objects_train(flags: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"max_epoch": 1}, r"--max_epoch; did you mean --trainer.max_epochs"),
-        ({"max_epochs": "many"}, r"trainer.max_epochs: 'many'"),
+        ({"max_epoch": 1}, r"argument max_epoch; did you mean max_epochs\?"),
+        ({"epochs": 1}, r"argument epochs; did you mean max_epochs\?"),
+        ({"max_epochs": "many"}, r"^max_epochs: 'many'"),
         ({"ckpt_path": "last", "name": "none"}, r"ckpt_path last: no run in"),
-        ({"data": None}, r"takes a module and its data module"),
+        ({"data": None}, r"takes a LightningModule and its data"),
+        ({"data": Points}, r"Points is a class\ngive an object: Points\(...\)"),
+        ({"val": [1]}, r"a data module has its own"),
+        ({"batch_size": 3}, r"unknown argument batch_size"),
     ],
 )
 def test_mistakes_are_user_errors(tmp_path: Path, wrong: Any, text: str) -> None:

@@ -1,0 +1,142 @@
+"""Data without a class: arrays, Datasets and DataLoaders in lightbase.train, and
+predictions for arrays."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from example.classifier import Classifier
+from example.models.mlp import MLP
+from lightning import seed_everything
+from stops import Terminate
+from torch.utils.data import DataLoader, TensorDataset
+from written import equal, weights
+
+import lightbase
+from lightbase.core.errors import UserError
+
+X = np.random.default_rng(0).normal(size=(100, 4))
+Y = (X.sum(1) > 0).astype(int)
+TENSORS = torch.tensor(X, dtype=torch.float32), torch.tensor(Y)
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> Any:
+    quiet = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs": 0}
+    return {"default_root_dir": str(tmp_path), "max_epochs": 1, "name": "x", **quiet}
+
+
+def module() -> Classifier:
+    seed_everything(1, verbose=False)
+    return Classifier(MLP([4, 8, 2]), num_classes=2, lr=0.1)
+
+
+class Table:
+    """What pandas has: NumPy reads it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+
+def test_samples_of_each_kind_train_to_the_same_weights(
+    tmp_path: Path, flags: Any, capsys: Any
+) -> None:
+    kinds = ((X, Y), TENSORS, (Table(X), Table(Y)), TensorDataset(*TENSORS))
+    for number, data in enumerate(kinds):
+        result = lightbase.train(module(), data, batch_size=30, **flags)
+        out = capsys.readouterr().out
+        assert "90 training and 10 validation samples" in out
+        assert "No test: " in out
+        assert result["steps"] == 3
+        best = weights(tmp_path / "x" / f"version_{number}", "best")
+        assert equal(result.module.state_dict(), best)
+        assert equal(best, weights(tmp_path / "x" / "version_0", "best"))
+
+
+def test_parts_are_used_as_they_are_given(flags: Any, capsys: Any) -> None:
+    result = lightbase.train(
+        module(), (X, Y), val=(X[:20], Y[:20]), test=(X[:7], Y[:7]), **flags
+    )
+    assert "100 training and 20 validation samples" in capsys.readouterr().out
+    assert result["test/num_samples"] == 7
+
+
+def test_loaders_are_used_as_they_are(flags: Any, capsys: Any) -> None:
+    loader = DataLoader(TensorDataset(*TENSORS), batch_size=10)
+    result = lightbase.train(module(), loader, val=loader, **flags)
+    assert "has its own DataLoaders: a resume may end with" in capsys.readouterr().out
+    assert result["steps"] == 10
+    assert len(lightbase.predict(result, X)) == 100
+    with pytest.raises(UserError, match="so val has to be one, too"):
+        lightbase.train(module(), loader, val=(X, Y), **flags)
+
+
+def test_an_interrupted_run_of_arrays_goes_on(tmp_path: Path, flags: Any) -> None:
+    flags |= {"max_epochs": 3, "batch_size": 10}
+    whole = lightbase.train(module(), (X, Y), **flags | {"name": "whole"})
+    ctrl_c = Terminate()
+    ctrl_c.at_batch, ctrl_c.number = 2, signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        lightbase.train(module(), (X, Y), callbacks=[ctrl_c], **flags)
+    flags["ckpt_path"] = "last"
+    with pytest.raises(UserError, match=r"^batch_size=20: a resume goes on with 10"):
+        lightbase.train(module(), (X, Y), **flags | {"batch_size": 20})
+    result = lightbase.train(module(), (X, Y), **flags)
+    both = (weights(tmp_path / name / "version_0") for name in ("whole", "x"))
+    assert equal(*both)
+    assert result.epochs == whole.epochs
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ({"batch_size": 0}, r"^batch_size: '0': Not of type PositiveInt"),
+        ({"val_fraction": 0.001}, r"val_fraction=?\S* ?\S* of 100 samples is 0"),
+        ({"batchsize": 3}, r"argument batchsize; did you mean batch_size\?"),
+    ],
+)
+def test_mistakes(flag: Any, text: str, flags: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=text):
+        lightbase.train(module(), (X, Y), **flags, **flag)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_predictions_for_arrays(tmp_path: Path, flags: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("lightbase.core.project.Project.logs", tmp_path)
+    trained = module()
+    result = lightbase.train(trained, (X, Y), **flags)
+    with torch.no_grad():
+        expected = trained(TENSORS[0]).softmax(1)
+    fresh = module()
+    loaded = lightbase.load("x", fresh)
+    for run in (result, trained, loaded):
+        for inputs in (X, TENSORS[0], [*TENSORS[0]]):
+            torch.testing.assert_close(lightbase.predict(run, inputs), expected)
+        torch.testing.assert_close(lightbase.predict(run, X[3]), expected[3])
+    assert trained.training
+    assert trained.trainer.checkpoint_callbacks  # its Trainer is still the training's
+    with pytest.raises(UserError, match=r"float32 \(100, 3\)\n.*float32 \(4,\)"):
+        lightbase.predict(result, X[:, :3])
+    with pytest.raises(UserError, match=r"no lightbase.train has trained"):
+        lightbase.predict(module(), X)
+    with pytest.raises(UserError, match="were built in Python"):
+        lightbase.predict("x", X)
+
+
+def test_the_mistakes_of_a_run(flags: Any) -> None:
+    result = lightbase.train(module(), (X, Y), test=(X, Y), **flags)
+    outputs = lightbase.predict(result, X)
+    wrong = outputs.argmax(1) != torch.tensor(Y)
+    found = lightbase.mistakes(result)
+    assert sorted(found.tolist()) == wrong.nonzero().flatten().tolist()
+    surest = outputs.amax(1)[found]
+    assert torch.equal(surest, surest.sort(descending=True).values)
+    title = lightbase.confusion_matrix(result).get_suptitle()
+    assert title == f"{len(found)} of 100 wrong"
+    assert lightbase.pictures(result, "val").keys() == {"confusion_matrix"}
