@@ -85,10 +85,20 @@ def inputs_of(batch: Any) -> Any:
 
 def targets_of(batch: Any) -> Any:
     """Return the targets of a batch: the second part of a tuple or list with two parts.
-    Return None if the batch is not such a pair."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[1]
-    return None
+    Return None if the batch is not such a pair, or if both parts are uint8 images
+    (N, C, H, W) of one shape."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return None
+    inputs, targets = batch
+    are_images = is_uint8_image(inputs) and is_uint8_image(targets)
+    if are_images and inputs.shape == targets.shape:
+        return None  # such as two views; masks of this shape have to be int64
+    return targets
+
+
+def is_uint8_image(part: Any) -> bool:
+    """Return whether a part of a batch may be images, uint8 (N, C, H, W)."""
+    return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:
@@ -101,8 +111,8 @@ def with_parts(batch: Any, *parts: Any) -> Any:
 
 def convert_types(batch: Any) -> Any:
     """Return the batch with dtypes that networks and losses take. float64 becomes
-    float32. If the batch is a pair and its targets are one tensor, float targets become
-    float32, and integers and bools become int64."""
+    float32. If the batch has targets (see `targets_of`) and they are one tensor, float
+    targets become float32, and integers and bools become int64."""
     batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
     targets = targets_of(batch)
     if isinstance(targets, Tensor):
@@ -148,6 +158,9 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     `num_ranks` times the batch size. No sample comes twice in an epoch, unlike with
     torch's DistributedSampler, which repeats some to make the ranks equal.
 
+    With `weights` the order consists of draws with replacement. Everything else stays:
+    the number of batches, and the ranks' shares of one order.
+
     The base classes have no function here. Without them Lightning would replace this
     sampler: by a DistributedSampler, and for `overfit_batches` by a SequentialSampler.
 
@@ -163,6 +176,9 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         num_ranks: The number of processes.
         batches_at_once: Yield the indices of this number of batches as one list.
             `len()` and `first_batch` still count batches.
+        weights: Draw the samples with replacement, by these weights, float64
+            (num_samples,), at least 0 and not all 0. Without `shuffle` every epoch has
+            the same draws.
     """
 
     num_samples: int
@@ -175,6 +191,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     rank: int = 0
     num_ranks: int = 1
     batches_at_once: int = 1
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.num_on_rank = len(range(self.rank, self.num_samples, self.num_ranks))
@@ -204,10 +221,14 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         first_batch = self.first_batch
         self.first_batch = 0
         epoch = 0  # without shuffle, all epochs have the same seeds
-        order = torch.arange(self.num_samples)
         if self.shuffle:
             epoch = self.epoch
-            seed = (self.seed * 1_000_003 + epoch) % 2**63
+        seed = (self.seed * 1_000_003 + epoch) % 2**63
+        order = torch.arange(self.num_samples)
+        if self.weights is not None:
+            generator = torch.Generator().manual_seed(seed)
+            order = self.weights.multinomial(len(order), True, generator=generator)
+        elif self.shuffle:
             order = seeded_order(self.num_samples, seed)
         # a view would keep the order of all ranks in memory
         order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
@@ -301,10 +322,13 @@ class DatasetSamples(Dataset[Any]):
     Args:
         dataset: The Dataset.
         collate: Makes a batch of a list of samples. Without it a batch is the list.
+        index: The positions that these samples had before `select`, int64 (M,). None
+            if they are all samples.
     """
 
     dataset: Any
     collate: Callable[[list], Any] | None = None
+    index: Tensor | None = None
 
     @property
     def targets(self) -> Any:
@@ -341,8 +365,12 @@ class DatasetSamples(Dataset[Any]):
     def select(self, index: Tensor) -> "DatasetSamples":
         """Return the samples at these positions, int64 (M,), without reading them."""
         if isinstance(self.dataset, TensorBatches):
-            return DatasetSamples(self.dataset.select(index), self.collate)
-        return DatasetSamples(Subset(self.dataset, index.tolist()), self.collate)
+            part: Any = self.dataset.select(index)
+        else:
+            part = Subset(self.dataset, index.tolist())
+        if self.index is not None:
+            index = self.index[index]
+        return DatasetSamples(part, self.collate, index)
 
 
 Samples = TensorBatches | DatasetSamples

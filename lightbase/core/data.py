@@ -6,6 +6,7 @@ methods. The methods below them are called by Lightning. The functions at the en
 file check the values that `load` returns.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Sized
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from lightbase.core.batches import (
     as_tensors,
     convert_types,
     inputs_of,
+    rows_of,
     seeded_order,
     share_from_worker,
     targets_of,
@@ -121,6 +123,11 @@ class BaseDataModule(LightningDataModule):
     """The fold of the checkpoint."""
     shuffle_seed: int | None = None
     """The seed of the order of the training samples."""
+    training_samples: Samples
+    """The samples of the training loader: `splits["train"]`, but with the transforms of
+    training, if `load` takes `training`."""
+    train_weights: Tensor | None = None
+    """The weights with which training samples are drawn, float64 (N,), or None."""
     trainer: Any  # set by Lightning before it asks for loaders
 
     def __init__(
@@ -179,9 +186,11 @@ class BaseDataModule(LightningDataModule):
         are uint8 (N, C, H, W). Any tuple or dict of arrays is possible, also nested.
         So is a map-style Dataset of any samples.
 
-        The transforms of a Dataset change the validation samples, too, because they
-        come from the training set. To change training samples only, override `augment`
-        or `transform_batch`.
+        A Dataset with random transforms needs the method `load(split, training)`. It is
+        called twice for the training set. With training=True it returns the samples for
+        the training. With False it returns the same samples in the same order, with the
+        transforms of evaluation: the samples for validation and a test fold are taken
+        from these. All other splits are loaded with False.
         """
         raise UserError(
             f"data: {type(self).__name__} has no method load(split)", status=2
@@ -195,6 +204,18 @@ class BaseDataModule(LightningDataModule):
         This version returns the groups that `load` has given to `seeded_part`, or None.
         """
         return self.split_groups.get(split)
+
+    def sample_weights(self, split: Literal["train"]) -> Any:
+        """Return a weight of at least 0 for each training sample, (N,), in the order of
+        `load(split)`. Or return None, as this version does: then each sample comes once
+        in an epoch.
+
+        With weights the samples of an epoch are drawn with replacement. A sample with
+        twice the weight is drawn twice as often. The number of steps stays the same.
+        Validation and test samples are never weighted. It is called after `load`, in
+        each process.
+        """
+        return None
 
     def collate(self, samples: list) -> Batch:
         """Return one batch made of these samples. Override this if samples differ in
@@ -283,11 +304,39 @@ class BaseDataModule(LightningDataModule):
             self.splits["val"] = self.splits["test"]
         self.splits["train"] = train.samples
         self.split_groups["train"] = train.groups
+        self._prepare_training(train.samples, len(loaded.samples))
         if train is loaded and self.val_split != "random":
             say(
                 f"data.val_split {self.val_split} chooses no validation samples: the "
                 "data has its own, or val_fraction is 0"
             )
+
+    def _prepare_training(self, train: Samples, num: int) -> None:
+        """Set the samples of the training loader, and their weights.
+
+        Args:
+            train: The part of the training set that is for training.
+            num: The number of samples in the whole training set.
+
+        Raise UserError if `load` returns another number of samples for the training, or
+        for weights that cannot be used.
+        """
+        self.training_samples = train
+        if takes_training(self.load):
+            samples = self._load_split("train", training=True)
+            if len(samples) != num:
+                raise UserError(
+                    f"load('train', training): {len(samples)} samples with training, "
+                    f"and {num} without",
+                    "return the same samples in the same order, with other transforms",
+                )
+            if train.index is not None:
+                samples = samples.select(train.index)
+            self.training_samples = samples
+        weights = self.sample_weights("train")
+        if weights is not None:
+            weights = checked_weights(weights, num)
+            self.train_weights = rows_of(weights, train.index)
 
     def _take(self, split: str, train: Labelled, chosen: Tensor) -> Labelled:
         """Make a split of training samples. Return the others.
@@ -341,14 +390,22 @@ class BaseDataModule(LightningDataModule):
         if "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._load_split("test")
 
-    def _load_split(self, split: Any) -> Samples:
+    def _load_split(self, split: Any, training: bool = False) -> Samples:
         """Load a split, and check it: raise UserError if it is empty, or if it does not
-        fit `image_shape` and `classes`. Set `input_spec`."""
+        fit `image_shape` and `classes`. Set `input_spec`.
+
+        Args:
+            split: One of `own_splits`.
+            training: The argument for `load`, if it takes one.
+        """
         name = f"the {split} set of {type(self).__name__}"
         collate = None
         if is_overridden("collate", self, BaseDataModule):
             collate = self.collate
-        samples = as_samples(self.load(split), name, collate)
+        options = {}
+        if takes_training(self.load):
+            options = {"training": training}
+        samples = as_samples(self.load(split, **options), name, collate)
         if not len(samples):
             raise UserError(f"{name} is empty")
         batch = samples.__getitems__([0])
@@ -412,8 +469,9 @@ class BaseDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Return the loader of the training samples. Their order is new in each epoch,
-        except with `overfit_batches`. Raise UserError if the samples do not fill one
-        batch in each process."""
+        except with `overfit_batches`. If there are `sample_weights`, they decide how
+        often a sample comes. Raise UserError if the samples do not fill one batch in
+        each process."""
         trainer = self.trainer or ALONE
         # with overfit_batches the same batches come again and again
         shuffle = not trainer.overfit_batches
@@ -426,12 +484,13 @@ class BaseDataModule(LightningDataModule):
                 f"only {num} training samples; try --data.drop_last false"
             )
         loader = self._loader(
-            "train",
+            self.training_samples,
             self.batch_size,
             shuffle=shuffle,
             even=True,
             drop_last=drop_last,
             seed=self.shuffle_seed or 0,  # None without a Trainer
+            weights=self.train_weights,
         )
         if self.trainer:  # Lightning sets the epoch after workers have begun to read
             loader.batch_sampler.set_epoch(epochs_done(self.trainer))
@@ -439,13 +498,13 @@ class BaseDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """Return the loader of the validation samples, in the order of the data."""
-        return self._loader("val", self.eval_batch_size)
+        return self._loader(self.splits["val"], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
         """Return the loader of the test set, or an empty list if there is none."""
         if "test" not in self.splits:
             return []
-        return self._loader("test", self.eval_batch_size)
+        return self._loader(self.splits["test"], self.eval_batch_size)
 
     def predict_dataloader(self, split: str = "test") -> DataLoader:
         """Return a split in torch's DataLoader, in the order of the data. Lightning
@@ -458,15 +517,16 @@ class BaseDataModule(LightningDataModule):
             num_workers=self.num_workers,
         )
 
-    def _loader(self, split: str, batch_size: int, **order: Any) -> ResumableLoader:
+    def _loader(
+        self, samples: Samples, batch_size: int, **order: Any
+    ) -> ResumableLoader:
         """Return the loader of a split, for this process.
 
         Args:
-            split: A key of `splits`.
+            samples: The samples of the split.
             batch_size: Samples in a batch, on each device.
             order: Options of the EpochBatchSampler.
         """
-        samples = self.splits[split]
         trainer = self.trainer or ALONE
         sampler = EpochBatchSampler(
             len(samples),
@@ -519,13 +579,8 @@ class BaseDataModule(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        return {
-            **vars(self),
-            "trainer": None,
-            "splits": {},
-            "split_groups": {},
-            "on_gpu": {},
-        }
+        samples = {"splits": {}, "split_groups": {}, "training_samples": None}
+        return {**vars(self), "trainer": None, "on_gpu": {}, **samples}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint: the seed of the order, the classes, the
@@ -635,3 +690,22 @@ def as_samples(
         "load returns arrays, or a Dataset with __len__ and __getitem__; "
         "else write a LightningDataModule",
     )
+
+
+def takes_training(load: Any) -> bool:
+    """Return whether a method `load` has the argument `training`."""
+    return "training" in inspect.signature(load).parameters
+
+
+def checked_weights(weights: Any, num: int) -> Tensor:
+    """Return the weights of `num` samples as float64 (num,). Raise UserError for
+    another shape, and for weights that are negative, not finite, or all 0."""
+    weights = torch.as_tensor(weights, dtype=torch.float64)
+    is_valid = weights.shape == (num,) and weights.min() >= 0
+    if not is_valid or not 0 < weights.sum() < torch.inf:
+        raise UserError(
+            f"sample_weights: {[*weights.shape]} weights from {weights.min()} to "
+            f"{weights.max()}, for {num} samples",
+            "return a weight of at least 0 for each sample of load, not only zeros",
+        )
+    return weights

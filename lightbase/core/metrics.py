@@ -124,11 +124,11 @@ class Accumulator:
         if not self.sizes:
             return
         values = torch.stack(self.values)
-        pairs = self.pairs
-        # a wrapper may count its updates, as Running does: one for each batch
-        has_wrapper = any(isinstance(x, WrapperMetric) for x in self.metrics.values())
-        if pairs and not has_wrapper:
-            pairs = concatenated(pairs)
+        pairs: dict[bool, Any] = {}
+        if self.pairs:
+            pairs = {sees_batches(x): self.pairs for x in self.metrics.values()}
+        if False in pairs:
+            pairs[False] = concatenated(self.pairs)
         if self.is_on_host:
             values, pairs = to_host((values, pairs))
         sums = sums_of(values.view(len(self.sizes), -1), self.sizes)
@@ -138,13 +138,14 @@ class Accumulator:
         self._forget_waiting()
 
     def merge(
-        self, names: tuple[str, ...], sums: Tensor, pairs: list[tuple[Any, Any]]
+        self, names: tuple[str, ...], sums: Tensor, pairs: dict[bool, Any]
     ) -> None:
         """Add samples to the sums and the metrics. They move to the device of `sums`.
 
         names: The names of the values.
         sums: (names + 1,), in the same form as the attribute `sums`.
-        pairs: The outputs and targets of batches, for the metrics.
+        pairs: The outputs and targets of batches: {True: of each batch, False: of
+            several batches together}, for metrics that `sees_batches` tells apart.
         """
         self.names = names
         if self.sums is not None:
@@ -154,8 +155,8 @@ class Accumulator:
         if pairs:
             self.has_metrics = True
         with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
-            for outputs, targets in pairs:
-                for name, metric in self.metrics.items():
+            for name, metric in self.metrics.items():
+                for outputs, targets in pairs.get(sees_batches(metric), []):
                     self.update(name, metric, outputs, targets)
 
     def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
@@ -248,7 +249,7 @@ class Accumulator:
         """
         if state["sums"] is None:
             return
-        self.merge(tuple(state["names"]), state["sums"], [])
+        self.merge(tuple(state["names"]), state["sums"], {})
         saved = state["metrics"]
         for name, metric in self.metrics.items():
             if name not in saved:
@@ -309,6 +310,13 @@ def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         return [(torch.cat(outputs), torch.cat(targets))]
     except (TypeError, RuntimeError):  # no tensors, or of several shapes
         return pairs
+
+
+def sees_batches(metric: Metric) -> bool:
+    """Return whether a metric gets each batch in an update of its own. A wrapper does,
+    because it may count its updates, as Running does. So does a metric whose class has
+    `per_batch = True`."""
+    return isinstance(metric, WrapperMetric) or getattr(metric, "per_batch", False)
 
 
 def takes_labels(metric: Metric) -> bool:

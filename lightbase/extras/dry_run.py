@@ -7,6 +7,7 @@ mistakes end a training later, with longer errors.
 import ast
 import inspect
 import os
+import re
 import textwrap
 import traceback
 from collections.abc import Iterator
@@ -23,8 +24,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Subset
 
 from lightbase.core.batches import (
+    DatasetSamples,
     for_network,
     inputs_of,
     targets_of,
@@ -51,6 +54,10 @@ from lightbase.core.testing import has_test
 
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
 """Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
+RANDOM_TRANSFORM = re.compile(
+    r"\b(Random\w+|AutoAugment|RandAugment|TrivialAugment\w+|AugMix|ColorJitter)\b"
+)
+"""The name of a transform of torchvision that draws random numbers."""
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 WAY_OUT = (
     "change the arguments, such as --model.net.num_classes, or use --try_network false"
@@ -214,10 +221,13 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     if data.num_classes:
         text += f" of {data.num_classes} classes"
     text += f", batch size {data.batch_size}"
+    if data.train_weights is not None:
+        text += "; training samples are drawn by weight"
     if data.fold:
         text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
     say_sparse_classes(data)
+    say_random_validation(data)
 
 
 def check_transforms(data: BaseDataModule) -> None:
@@ -372,6 +382,21 @@ def say_sparse_classes(data: BaseDataModule) -> None:
             texts.append(f"{amount} {split} sample of {few} ({len(names)} in all)")
     if texts:
         say(f"Classes: {'; '.join(texts)}")
+
+
+def say_random_validation(data: BaseDataModule) -> None:
+    """Print one line if validation samples get random transforms of torchvision, which
+    are in the attribute `transform` or `transforms` of a Dataset."""
+    dataset: Any = data.splits["val"]
+    while isinstance(dataset, DatasetSamples | Subset):
+        dataset = dataset.dataset
+    transforms = [getattr(dataset, name, "") for name in ("transform", "transforms")]
+    found = RANDOM_TRANSFORM.search(str(transforms))
+    if found:
+        say(
+            f"Validation: its samples get random transforms, too ({found[0]}): write "
+            "load(self, split, training), and leave them out unless training"
+        )
 
 
 def try_schedule(model: Any) -> None:

@@ -14,10 +14,13 @@ from given import Given
 from lightning import LightningModule
 from paths import ACCELERATOR, Train, argv, script
 from torch import Tensor, nn
+from torchvision import transforms
+from torchvision.datasets import FakeData
+from torchvision.transforms import v2
 from written import equal, refused, weights
 
 from lightbase.core.data import BaseDataModule
-from lightbase.extras.dry_run import load_data, try_network
+from lightbase.extras.dry_run import load_data, say_random_validation, try_network
 
 ME = "test_checks"
 IMAGES = "example.data.synthetic.SyntheticImages"
@@ -84,6 +87,37 @@ def test_the_trial_changes_nothing(train: Train, tmp_path: Path):
     train("--model.net test_checks.Random --name not_tried --try_network false")
     folders = tmp_path / "tried" / "version_0", tmp_path / "not_tried" / "version_0"
     assert equal(*map(weights, folders))
+
+
+# random transforms of validation samples
+
+NORMALIZE = v2.Normalize([0.5] * 3, [0.5] * 3)
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [
+        (v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32), NORMALIZE]), ""),
+        (transforms.Compose([transforms.ToTensor(), transforms.Pad(2)]), ""),
+        (v2.Compose([v2.RandomCrop(8), v2.PILToTensor()]), "RandomCrop"),
+        (transforms.Compose([transforms.RandomHorizontalFlip()]), "RandomHorizontal"),
+        (v2.AutoAugment(), "AutoAugment"),
+        (transforms.TrivialAugmentWide(), "TrivialAugmentWide"),
+        (v2.RandomApply([v2.ColorJitter()]), "RandomApply"),
+    ],
+)
+def test_random_transforms_of_validation_samples_are_told(transform, name, capsys):
+    images = FakeData(60, (3, 8, 8), 2, transform)
+    data = Given(images)
+    data.collate = lambda samples: [x for x, _ in samples]
+    attach(data)
+    capsys.readouterr()
+    say_random_validation(data)
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == bool(name)
+    assert f"get random transforms, too ({name}" * bool(name) in shown
+    say_random_validation(attach(Given((torch.zeros(60, 3), torch.zeros(60)))))
+    assert not capsys.readouterr().out
 
 
 # a training_step that returns no loss

@@ -218,6 +218,42 @@ def test_a_wrapper_sees_each_batch_and_leaves_the_random_numbers_of_the_training
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Sizes(Metric):
+    """Its value is the number of samples in each update."""
+
+    per_batch = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sizes", [], dist_reduce_fx="cat")
+
+    def update(self, preds: Any, target: Any) -> None:
+        self.sizes.append(len(target))
+
+    def compute(self) -> Any:
+        return torch.tensor(self.sizes)
+
+
+class Joined(Sizes):
+    per_batch = False
+
+
+def test_a_metric_that_asks_for_it_sees_each_batch_and_the_others_do_not() -> None:
+    metrics = {"batches": Sizes(), "joined": Joined()}
+    outputs = torch.zeros(40)
+    curve = measured(metrics, outputs, outputs, (8, 20, 12))
+    found = result(curve)
+    assert [found[f"batches_{i}"] for i in range(3)] == [8, 20, 12]
+    assert found["joined"] == 40
+    curve.reset()
+    curve.epoch = Accumulator(collection({"batches": Sizes(), "all": Joined()}))
+    for _ in range(3):
+        curve.add(5, {"loss": torch.tensor(0.0)}, outputs[:5], outputs[:5])
+    curve.flush()
+    assert curve.epoch.metrics["batches"].sizes == [5, 5, 5]
+    assert curve.epoch.metrics["all"].sizes == [15]
+
+
 class Named(SyntheticImages):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -53,6 +53,10 @@ def as_image(row: Tensor, index: int) -> Any:
     return image, {"boxes": row[None].repeat(index % 3, 1)}
 
 
+def as_two_images(row: Tensor, index: int) -> Any:
+    return row.view(1, 4, 4), row.view(1, 4, 4).flip(0)
+
+
 def as_lists(samples: list[Any]) -> Any:
     images, boxes = zip(*samples, strict=True)
     return list(images), list(boxes)
@@ -216,6 +220,23 @@ def test_the_types_of_a_batch() -> None:
     masks = {"masks": torch.zeros(50, 2, dtype=torch.uint8)}
     _, targets = first_batch(Given((torch.rand(50, 3), masks)))
     assert targets["masks"].dtype == torch.uint8
+
+
+def test_the_second_of_two_images_is_no_target() -> None:
+    """Masks are: of another shape, or int64."""
+    images = torch.randint(256, (50, 1, 4, 4), dtype=torch.uint8)
+    for loaded in ((images, images.numpy()), Rows(images.flatten(1), as_two_images)):
+        data = Given(loaded)
+        first, second = first_batch(data)
+        assert first.dtype == second.dtype == torch.uint8
+        assert data.splits["train"].targets is None
+    for masks in (images.long(), images[:, 0], images.repeat(1, 2, 1, 1), images > 9):
+        _, targets = first_batch(Given((images, masks)))
+        assert targets.dtype == torch.int64
+    _, next_words = first_batch(Given((images[:, 0, 0], images[:, 0, 1])))
+    assert next_words.dtype == torch.int64
+    _, clean = first_batch(Given((images.double(), images.double())))
+    assert clean.dtype == torch.float32
 
 
 class Both(Kinds):
