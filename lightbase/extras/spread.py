@@ -70,10 +70,10 @@ def spread(values: Sequence[float]) -> Spread:
     """Return the mean and the spread of at least one value."""
     n = len(values)
     mean = float(np.mean(values))
-    deviation = math.nan
-    if n > 1:
-        deviation = float(np.std(values, ddof=1))
-    radius = deviation / math.sqrt(n) * stats.t.ppf(QUANTILE, max(n - 1, 1))
+    if n == 1:
+        return Spread(n, mean, math.nan, math.nan, math.nan)
+    deviation = float(np.std(values, ddof=1))
+    radius = deviation / math.sqrt(n) * float(stats.t.ppf(QUANTILE, n - 1))
     return Spread(n, mean, deviation, mean - radius, mean + radius)
 
 
@@ -89,13 +89,10 @@ def difference(first: dict[int, float], second: dict[int, float]) -> Difference:
     if first.keys() == second.keys():
         pairs = spread([second[seed] - first[seed] for seed in first])
         return Difference(pairs.mean, pairs.low, pairs.high, is_paired=True)
-    groups = [spread([*first.values()]), spread([*second.values()])]
-    value = groups[1].mean - groups[0].mean
-    squares = [group.deviation**2 / group.n for group in groups]
-    total = sum(squares)
-    weights = [x**2 / (group.n - 1) for x, group in zip(squares, groups, strict=True)]
-    radius = 0.0
-    if total:  # else all runs of a setting are equal
-        freedom = total**2 / sum(weights)
-        radius = math.sqrt(total) * float(stats.t.ppf(QUANTILE, freedom))
-    return Difference(value, value - radius, value + radius, is_paired=False)
+    values = [np.array([*group.values()]) for group in (second, first)]
+    value = float(values[0].mean() - values[1].mean())
+    low = high = value
+    if np.ptp(values[0]) + np.ptp(values[1]) > 0:  # else the runs of each are equal
+        test = stats.ttest_ind(*values, equal_var=False)
+        low, high = map(float, test.confidence_interval(0.95))
+    return Difference(value, low, high, is_paired=False)
