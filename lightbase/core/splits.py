@@ -98,6 +98,8 @@ def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
         splitter = StratifiedGroupKFold(
             fold.num_folds, shuffle=True, random_state=fold.seed
         )
+        if classes.unique(return_counts=True)[1].max() < fold.num_folds:
+            classes = 0 * classes  # no class has a sample for each fold
         with warnings.catch_warnings(action="ignore"):  # a class may have few samples
             return [*parts_of(splitter, classes, groups)][fold.number]
     order = seeded_order(num, fold.seed)
@@ -170,8 +172,8 @@ def as_groups(labels: Any, num: int, name: str) -> Any:
         raise UserError(
             f"data.val_split grouped: {name} has {num} samples, and groups of the "
             f"shape {groups.shape}",
-            f"write {name}.groups(split), which returns a label for each sample; "
-            "seeded_part takes them, too",
+            f"write {name}.groups(split): it returns a label for each sample; without "
+            "a test set, give them to seeded_part",
             2,
         )
     return groups

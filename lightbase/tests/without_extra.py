@@ -15,6 +15,7 @@ OTHER_TESTS = {
     "dry_run": ["test_checks.py"],
     "environment": ["test_commit.py"],
     "figures": ["test_prediction_figures.py"],
+    "folds": ["test_pooled.py"],
     "stop_on_nan": ["test_finite.py"],
 }
 """The tests of the extras whose name does not tell it."""

@@ -1,0 +1,185 @@
+"""Validation sets, folds and test parts by classes and by groups."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attached import attach
+from given import Given, OwnSplits
+from torch.utils.data import Dataset
+
+from lightbase.core.data import BaseDataModule
+from lightbase.core.errors import UserError
+from lightbase.core.splits import Fold, fold_indices, part_indices
+from lightbase.extras.dry_run import load_data
+
+SIZES = [3, 40, 7, 1, 12, 25, 9, 9, 30, 2, 5, 17, 11, 20, 6, 3, 14, 8, 4, 24]
+PATIENTS = np.repeat(np.arange(20), SIZES)  # 250 samples
+LABELS = torch.arange(250) % 3
+
+
+class Grouped(Given):
+    """Data whose inputs are their own positions."""
+
+    def __init__(self, **options: Any) -> None:
+        loaded = torch.arange(250), LABELS
+        test = torch.arange(1000, 1020), LABELS[:20]
+        options = {"val_split": "grouped", "classes": ("a", "b", "c"), **options}
+        super().__init__(loaded, test, **options)
+
+    def groups(self, split: str) -> Any:
+        assert split == "train"
+        return [f"patient {i}" for i in PATIENTS]
+
+
+class OneFile(BaseDataModule):
+    """Data without a test set, whose `load` knows the patients."""
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        part = self.seeded_part(250, split, groups=torch.from_numpy(PATIENTS))
+        return torch.arange(250)[part], LABELS[part]
+
+
+def patients(data: Any) -> dict[str, set[int]]:
+    """The patients in each split that is a part of the 250 samples."""
+    indices = {name: x.values[0].tolist() for name, x in data.splits.items()}
+    return {name: {*PATIENTS[x]} for name, x in indices.items() if max(x) < 250}
+
+
+def check_apart(splits: dict[str, set[int]]) -> None:
+    """Check that no patient is in two splits."""
+    assert sum(map(len, splits.values())) == len(set.union(*splits.values())) == 20
+
+
+def test_no_group_is_on_two_sides() -> None:
+    check_apart(patients(attach(Grouped())))
+    tested = []
+    for i in range(4):
+        data = attach(Grouped(num_folds=4, fold=i))
+        check_apart(patients(data))
+        tested.append(patients(data)["test"])
+    check_apart(dict(enumerate(tested)))  # type: ignore[arg-type]
+    data = attach(OneFile(val_split="grouped"))
+    data.setup("test")
+    check_apart(patients(data))
+    assert abs(len(data.splits["test"]) - 50) <= 3
+    data = attach(OneFile(val_split="grouped", num_folds=4, fold=1))
+    check_apart(patients(data))
+    assert abs(len(data.splits["val"]) - 19) <= 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_are_whole_groups_and_near_their_share(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 60, rng.integers(6, 40))
+    groups = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    classes = torch.arange(len(groups)) % 2
+    for share in (0.1, 0.2, 0.35, 0.5):
+        part = part_indices("grouped", share, seed, classes, groups)
+        assert {*groups[part]}.isdisjoint(np.delete(groups, part))
+        assert 0 < len(part) < len(groups)
+        assert abs(len(part) - share * len(groups)) <= max(sizes)
+    folds = [
+        fold_indices("grouped", Fold(i, 5, seed), classes, groups) for i in range(5)
+    ]
+    assert sorted(torch.cat(folds).tolist()) == list(range(len(groups)))
+    assert sum(len({*groups[fold]}) for fold in folds) == len(sizes)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_each_class_has_its_share_within_one_sample(share: float) -> None:
+    labels = torch.tensor([0] * 901 + [5] * 73 + [2] * 40 + [3] * 2)
+    val = attach(
+        Given((torch.arange(1016), labels), val_fraction=share, val_split="stratified")
+    ).splits["val"]
+    for label in (0, 2, 3, 5):
+        exact = share * int((labels == label).sum())
+        assert abs(int((val.targets == label).sum()) - exact) <= 1
+
+
+def test_a_split_follows_from_its_seed() -> None:
+    for kind in ("stratified", "grouped"):
+        first, same, other = [
+            attach(Grouped(val_split=kind, split_seed=seed)).splits["val"].values[0]
+            for seed in (0, 0, 1)
+        ]
+        assert torch.equal(first, same)
+        assert not torch.equal(first, other)
+
+
+class Unlabelled(Dataset[Any]):
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3), 0
+
+
+X = torch.zeros(50, 3)
+RARE = torch.tensor([0] * 49 + [1])
+WRONG: list[Any] = [
+    (Unlabelled(), {"val_split": "stratified"}, "classes of the samples are unknown"),
+    ((X, X), {"val_split": "stratified"}, "classes of the samples are unknown"),
+    ((X, RARE), {"val_split": "stratified"}, "only 1 member"),
+    ((X, RARE), {"val_split": "grouped"}, r"shape \(\)\nwrite Given.groups\(split\)"),
+]
+
+
+@pytest.mark.parametrize(("loaded", "options", "message"), WRONG)
+def test_a_split_that_cannot_be_made_is_refused(loaded, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        attach(Given(loaded, **options))
+    assert str(caught.value).count("\n") == 1
+
+
+def test_groups_that_do_not_fit_are_refused(monkeypatch) -> None:
+    for labels, message in ([PATIENTS[:-1], "shape"], [[1] * 250, "cannot divide"]):
+        monkeypatch.setattr(Grouped, "groups", lambda *_, labels=labels: labels)
+        with pytest.raises(UserError, match=message):
+            attach(Grouped())
+    with pytest.raises(UserError, match="number of groups"):
+        attach(Grouped(num_folds=21, fold=0))
+
+
+def test_the_start_names_sizes_and_groups(capsys) -> None:
+    load_data(OneFile(val_split="grouped", num_folds=4, fold=1), with_test=True)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.count(" groups)") == 3
+    load_data(Grouped(val_split="random"), with_test=True)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "Grouped, 200 training, 50 validation, 20 test samples of 3" in line
+    options: Any = {"own_splits": ("train", "val"), "val_split": "stratified"}
+    attach(OwnSplits(**options))
+    assert "stratified chooses no validation samples" in capsys.readouterr().out
+
+
+def test_another_split_than_in_the_checkpoint_is_said(capsys) -> None:
+    trained = attach(OneFile(val_split="stratified"))
+    state = trained.state_dict()
+    older = {key: x for key, x in state.items() if key != "split_hashes"}
+    for kind, saved, says in (
+        ("stratified", state, False),
+        ("random", state, True),
+        ("random", older, False),
+    ):
+        for stage in ("test", "validate", "fit"):
+            data = OneFile(val_split=kind)
+            data.load_state_dict(saved)
+            capsys.readouterr()
+            if says and stage == "fit":
+                with pytest.raises(UserError, match="split in another way"):
+                    data.setup(stage)
+                continue
+            data.setup(stage)
+            is_said = "Warning: OneFile is split" in capsys.readouterr().out
+            assert is_said == (says and stage == "validate")
+
+
+def test_a_changed_test_part_is_said(capsys, monkeypatch) -> None:
+    state = attach(OneFile(val_split="grouped")).state_dict()
+    monkeypatch.setattr(f"{__name__}.PATIENTS", PATIENTS[::-1].copy())
+    data = OneFile(val_split="grouped")
+    data.load_state_dict(state)
+    data.setup("test")
+    assert "Warning: OneFile is split" in capsys.readouterr().out
