@@ -123,9 +123,9 @@ class BaseDataModule(LightningDataModule):
     """The fold of the checkpoint."""
     shuffle_seed: int | None = None
     """The seed of the order of the training samples."""
-    training_samples: Samples
-    """The samples of the training loader: `splits["train"]`, but with the transforms of
-    training, if `load` takes `training`."""
+    training_samples: Samples | None = None
+    """The samples of `splits["train"]` with the transforms of training, for the
+    training loader. None if `load` does not take `training`."""
     train_weights: Tensor | None = None
     """The weights with which training samples are drawn, float64 (N,), or None."""
     trainer: Any  # set by Lightning before it asks for loaders
@@ -321,7 +321,6 @@ class BaseDataModule(LightningDataModule):
         Raise UserError if `load` returns another number of samples for the training, or
         for weights that cannot be used.
         """
-        self.training_samples = train
         if takes_training(self.load):
             samples = self._load_split("train", training=True)
             if len(samples) != num:
@@ -484,7 +483,7 @@ class BaseDataModule(LightningDataModule):
                 f"only {num} training samples; try --data.drop_last false"
             )
         loader = self._loader(
-            self.training_samples,
+            self.training_samples or self.splits["train"],
             self.batch_size,
             shuffle=shuffle,
             even=True,
