@@ -276,7 +276,7 @@ def finished_by_seed(
     differ in other settings: their mean would be of no setting."""
     runs = find_runs(root, [name], with_test)
     runs = [run for run in runs if run.results["status"] == "finished"]
-    if len(set(map(setting_of, runs))) > 1:
+    if len({(setting_of(run), run.settings.get("data.fold")) for run in runs}) > 1:
         raise UserError(
             f"--compare {name}: its runs differ in more than the seed",
             f"runs.py {name} shows in what; give a NAME with one setting",

@@ -210,12 +210,8 @@ class RunCheckpoint(ModelCheckpoint):
         """Raise UserError for a callback or a schedule that would go by the test set,
         see `val_fraction`, and for a callback that averages weights after the last
         validation. A check of best.ckpt would find it at the end of a long training."""
-        watchers: list[Any] = [
-            *trainer.early_stopping_callbacks,
-            *trainer.checkpoint_callbacks,
-            *trainer.lr_scheduler_configs,
-        ]
-        for watcher in watchers:
+        callbacks = trainer.early_stopping_callbacks + trainer.checkpoint_callbacks
+        for watcher in (*callbacks, *trainer.lr_scheduler_configs):
             name = str(vars(watcher).get("monitor"))
             if name.startswith("val/") and stage_name(trainer, "val") != "val":
                 raise UserError(
@@ -224,8 +220,8 @@ class RunCheckpoint(ModelCheckpoint):
                     "leave it out, or give --data.val_fraction 0.1",
                     2,
                 )
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(x, StochasticWeightAveraging) for x in callbacks):
+        others = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(x, StochasticWeightAveraging) for x in others):
             raise UserError(
                 "StochasticWeightAveraging averages weights after the last validation",
                 "use WeightAveraging of Lightning, by steps",
