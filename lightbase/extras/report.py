@@ -1,13 +1,16 @@
-"""The tables of evaluate.py --report: the scores of each class, and which classes the
-network mixes up."""
+"""The tables of evaluate.py --report: the interval of each metric, the scores of each
+class, and which classes the network mixes up."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import Callback
 from torch import Tensor
 
+from lightbase.core.batches import to_host
 from lightbase.core.curves import gather
 from lightbase.core.errors import UserError
 from lightbase.core.files import relative_to_cwd, write_whole
@@ -17,6 +20,8 @@ from lightbase.core.tables import as_csv, as_table
 
 TASKS = ("multiclass", "multilabel", "segmentation")
 """The tasks that have classes or labels."""
+MAX_OUTPUTS = 2**14
+"""Samples with more outputs, such as large masks, are not kept for the intervals."""
 
 
 def class_counts(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -40,13 +45,46 @@ def class_counts(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
     return confusion(true, predicted, max(2, outputs.shape[1]))
 
 
+def bootstrap(module: BaseModule, batches: list[Any]) -> dict[str, list[float]]:
+    """Return {curve: [low, high]}, the 95 % intervals of the loss and the metrics.
+
+    The intervals are percentiles of 1,000 test sets, each drawn with replacement from
+    the samples of the test (Efron, "Bootstrap methods: another look at the jackknife",
+    1979). The draws have a fixed seed. The interval of the loss is NaN if the criterion
+    does not take what test_step gives to `track`.
+
+    batches: Pairs of outputs and targets on the CPU.
+    """
+    if not batches:
+        return {}
+    means = module.curves_callback.means["test"]
+    outputs, targets = map(torch.cat, zip(*batches, strict=True))
+    rng = np.random.default_rng(0)
+    draws = []
+    for _ in range(1000):
+        rows = rng.integers(len(targets), size=len(targets))
+        drawn = outputs[rows].to(module.device), targets[rows].to(module.device)
+        try:
+            loss = module.criterion(*drawn)
+        except (ValueError, *MISFITS):
+            loss = torch.tensor(torch.nan)
+        means.add(len(rows), {"loss": loss}, *drawn)
+        values = means.result(torch.as_tensor)
+        del values["test/num_samples"]
+        means.reset()
+        draws.append([*map(float, values.values())])
+    ends = np.quantile(draws, [0.025, 0.975], axis=0)
+    return dict(zip(values, ends.T.tolist(), strict=True))
+
+
 class ClassReport(Callback):
-    """Writes report.csv, the scores of each class or label, at the end of a test. For
-    multiclass and segmentation it also writes confusion_matrix.csv. The files cover all
-    samples that test_step gives to `track`, in all processes.
+    """Writes intervals.csv, the metrics with their intervals, and report.csv, the
+    scores of each class or label, at the end of a test. For multiclass and segmentation
+    it also writes confusion_matrix.csv. The files cover all samples that test_step
+    gives to `track`, in all processes.
 
     folder: The folder for the files. It must exist.
-    lines: The table of report.csv as lines for the terminal. Empty before the test has
+    lines: The first two tables as lines for the terminal. Empty before the test has
         ended.
     """
 
@@ -54,6 +92,7 @@ class ClassReport(Callback):
         self.folder = folder
         self.lines: list[str] = []
         self.counts = torch.tensor(0)  # the sum of `class_counts`
+        self.batches: list[Any] = []  # outputs and targets
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise UserError if the task has no classes."""
@@ -76,13 +115,21 @@ class ClassReport(Callback):
                 status=2,
             ) from error
         self.counts = self.counts + counts
+        if outputs[0].numel() <= MAX_OUTPUTS:
+            self.batches.append(to_host(pl_module.tracked))
         pl_module.tracked = None  # the next step may not call `track`
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the files, and fill `lines`; only the first process does."""
         counts = sum(gather(self.counts.cpu()))
+        # in all processes: metrics wait for each other
+        intervals = bootstrap(pl_module, [*chain(*gather(self.batches))])
         if not trainer.is_global_zero:
             return
+        table: list[Any] = [("metric", "value", "95 % from", "to")]
+        for name, ends in intervals.items():
+            table.append((name, trainer.callback_metrics[name].item(), *ends))
+        write_whole(self.folder / "intervals.csv", as_csv(table))
         scores = class_scores(pl_module.task, counts)
         num = counts.shape[1]
         names = class_names(trainer.datamodule, num)[:num]
@@ -94,7 +141,11 @@ class ClassReport(Callback):
         rows = [("class", *scores), *zip(names, *columns, strict=True)]
         file = self.folder / "report.csv"
         write_whole(file, as_csv(rows))
-        self.lines = [*as_table(rows), f"Report: {relative_to_cwd(file)}"]
+        self.lines = [
+            *as_table(table),
+            *as_table(rows),
+            f"Report: {relative_to_cwd(file)}",
+        ]
 
 
 def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:

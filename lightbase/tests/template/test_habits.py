@@ -48,6 +48,38 @@ def test_the_readme_is_read_in_five_minutes_and_code_fits_into_a_window() -> Non
             assert not re.search(".{98}", block), page.name
 
 
+RESULT = r"\d+\.\d+ ± \d*\.?\d+ \((\d+) seeds\)"
+"""Such as 0.871 ± 0.004 (3 seeds)."""
+DIFFERENCE = r"\d\.\d+\s\(95 % within [^)]*\)"
+SENTENCES, PARAGRAPHS = r"(?<=[.;:])\s+", r"\n\s*\n|\n- "
+
+
+def texts_about_tests() -> dict[str, list[str]]:
+    """Return {file: texts with the word "test"}. The texts are sentences of the headers
+    of the YAMLs, and paragraphs of the pages of docs/tasks. Code is left out."""
+    texts = {}
+    for path in (REPO / "configs").glob("*.yaml"):
+        header = re.match(r"(?:#.*\n)*", path.read_text())
+        assert header
+        texts[path.name] = re.split(SENTENCES, header[0].replace("\n#", "\n"))
+    for path in (REPO / "docs" / "tasks").glob("*.md"):
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+        texts[path.name] = re.split(PARAGRAPHS, text)
+    return {
+        name: [part for part in parts if re.search(r"\btest\b", part, re.I)]
+        for name, parts in texts.items()
+    }
+
+
+def test_a_test_number_has_its_seeds_and_its_deviation() -> None:
+    for name, texts in texts_about_tests().items():
+        text = "\n".join(texts)
+        assert all(int(num) >= 3 for num in re.findall(RESULT, text)), name
+        rest = re.sub(f"{RESULT}|{DIFFERENCE}|`[^`]*`", "", text)
+        alone = re.findall(r"\d\.\d+(?! s\b)", rest)
+        assert not alone, f"{name}: {alone} without seeds and deviation"
+
+
 def test_links_and_pictures_are_there() -> None:
     for page in [*PAGES, *(REPO / "docs" / "tasks").glob("*.md")]:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)

@@ -54,9 +54,13 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(
             files = (user_folder / "logs").rglob("version_*/metrics.json")
             newest = max(files, key=os.path.getmtime)
             trainings.append((command, result, newest.parent))
-    name, value = re.search(r"reaches `(\w+/\w+)` ([\d.]+)", text).groups()  # type: ignore[union-attr]
-    reached = trainings[-1][1][name]
-    assert reached == pytest.approx(float(value), rel=0.1), "not what the page says"
+    # such as: reaches `test/acc` 0.871 ± 0.004 (3 seeds)
+    form = r"reaches `(\w+/\w+)` ([\d.]+) ± ([\d.]+) "
+    name, *numbers = re.search(form, text).groups()  # type: ignore[union-attr]
+    mean, deviation = map(float, numbers)
+    # a deviation of three seeds may be too small by half
+    near = pytest.approx(mean, abs=4 * deviation + 0.02 * mean)
+    assert trainings[-1][1][name] == near, "not what the page says"
 
     for i, (command, metrics, folder) in enumerate(trainings):
         best = folder / "checkpoints" / "best.ckpt"
