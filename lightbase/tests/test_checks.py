@@ -131,9 +131,9 @@ def train_plain(folder: Path, model: str, data: str, *flags: str):
 
 def test_a_training_step_without_return_is_refused(train, tmp_path, capsys):
     error = refused(capsys, tmp_path, partial(train, f"--model {ME}.Inherits"))
-    assert "training_step of Inherits returns nothing" in error
+    assert "Forgets.training_step returns nothing" in error
     run = partial(train_plain, tmp_path, "PlainForgets", IMAGES)
-    assert "training_step of PlainForgets" in refused(capsys, tmp_path, run)
+    assert "PlainForgets.training_step returns" in refused(capsys, tmp_path, run)
 
 
 class ReturnsAResult(Forgets):
