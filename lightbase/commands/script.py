@@ -203,4 +203,4 @@ def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:
         text = short.replace(
             "last):", "last), your code only; all with LIGHTBASE_TRACEBACK=1:", 1
         )
-    print(text, end="", file=sys.stderr, flush=True)
+    sys.stderr.write(text)
