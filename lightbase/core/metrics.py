@@ -200,8 +200,8 @@ class Accumulator:
         if reduce(self.num_broken) > 0:
             raise UserError(
                 "a classification metric got targets that are no whole numbers",
-                "give class numbers (argmax(1) of one-hot targets), round them, or take "
-                "a metric of torchmetrics.regression",
+                "give class numbers (argmax(1) of one-hot targets), round them, or "
+                "take a metric of torchmetrics.regression",
             )
         names = [f"{self.prefix}{name}" for name in self.names]
         curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
