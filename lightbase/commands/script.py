@@ -20,7 +20,7 @@ from typing import Any
 from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.core.errors import SEE_HELP, UserError, rank, say, wrapped
+from lightbase.core.errors import SEE_HELP, UserError, is_users, rank, say, wrapped
 from lightbase.core.files import DISK_ERRORS
 from lightbase.core.project import PROJECT
 from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped
@@ -29,6 +29,16 @@ IN_PYTHON = r"trainer\.|model\.|data\."
 """Beginnings of flags that arguments in Python lack."""
 VALUES = {"true": "True", "false": "False", "null": "None"}
 """Words of YAML in Python."""
+
+FRAME = re.compile(r'^ *File "(.+?)", line \d+.*\n(?:    .*\n)*', re.MULTILINE)
+"""A frame in the text of a traceback, with its lines of code. Group 1 is the file."""
+ENOUGH = re.compile(
+    r'^ *File "|\(\) (?:takes|missing|got)|required .forward.|default_collate'
+    "|stack expects|backward|inplace|scalar outputs",
+    re.MULTILINE,
+)
+"""A frame, or a message that tells the cause: a function that was called with wrong
+arguments, samples that are no batch, a loss that has no gradient."""
 
 
 class LastingOutput(io.FileIO):
@@ -101,6 +111,7 @@ def starting(script: str, default_model: str) -> Iterator[None]:
         gc.disable()
     with short_errors():
         if is_command:
+            sys.excepthook = print_traceback
             first_look(name, sys.argv[1:])
             if name in ("train", *PARSERS) and sys.stdout.isatty():
                 say("Loading PyTorch ...")
@@ -204,3 +215,23 @@ def print_error(text: str) -> None:
         time.sleep(2)
         text = f"on rank {rank()}: {text}"
     print(wrapped(f"error: {text}", sys.stderr), file=sys.stderr, flush=True)
+
+
+def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:
+    """Print an error to stderr, with the frames in the user's files only. `starting`
+    makes this function the excepthook of Python, so debuggers still get the error.
+
+    The traceback is complete if the environment variable LIGHTBASE_TRACEBACK is set,
+    or if without the other frames it would not be `ENOUGH`.
+    """
+    output = io.StringIO()
+    # traceback.format_exception has "Did you mean" only from Python 3.12 on
+    with contextlib.redirect_stderr(output):
+        sys.__excepthook__(kind, error, frames)
+    text = output.getvalue()
+    short = FRAME.sub(lambda frame: frame[0] * is_users(frame[1]), text)
+    if ENOUGH.search(short) and "LIGHTBASE_TRACEBACK" not in os.environ:
+        text = short.replace(
+            "last):", "last), your code only; all with LIGHTBASE_TRACEBACK=1:", 1
+        )
+    sys.stderr.write(text)

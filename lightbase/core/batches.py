@@ -26,6 +26,8 @@ from torch.utils.data import (
     Subset,
 )
 
+from lightbase.core.errors import UserError
+
 Batch = Any
 """A batch: a tensor, or tuples, lists and dicts of tensors, also nested."""
 NESTED = (Tensor, np.ndarray, tuple, dict)
@@ -63,16 +65,22 @@ def as_tensors(values: Any) -> Any:
     """Return `values` with arrays, numbers and lists of numbers converted to tensors,
     and whatever else NumPy reads, such as a table of pandas.
     Tuples and dicts keep their structure. A list that holds tensors, arrays, tuples or
-    dicts becomes a tuple."""
+    dicts becomes a tuple. Raise UserError for text and other values."""
     if isinstance(values, dict):
         return {key: as_tensors(value) for key, value in values.items()}
     if isinstance(values, list) and any(isinstance(part, NESTED) for part in values):
         values = tuple(values)
     if isinstance(values, tuple):
         return with_parts(values, *map(as_tensors, values))
-    if not isinstance(values, Tensor | list):
-        values = np.asarray(values)
-    return torch.as_tensor(values)
+    try:
+        if not isinstance(values, Tensor | list):
+            values = np.asarray(values)
+        return torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"load returned what is no array of numbers: {error}",
+            "text labels become numbers: the position of each label in `classes`",
+        ) from error
 
 
 def inputs_of(batch: Any) -> Any:

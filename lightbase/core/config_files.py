@@ -14,7 +14,9 @@ from lightbase.core.errors import UserError, did_you_mean, say
 from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
 
-EXAMPLE = "configs/mnist_mlp.yaml is an example"
+EXAMPLE = (
+    "write `key: value`, indented with spaces; configs/mnist_mlp.yaml is an example"
+)
 TAG_ERRORS = (LookupError, AttributeError)
 """What PyYAML raises for the tags in "!!bool x" and "!!timestamp x"."""
 MAX_VALUES = 100_000
@@ -74,7 +76,9 @@ def read_config(path: Path) -> dict[str, Any]:
         near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
     except (*TAG_ERRORS, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
+        # PyYAML does not know the name of the file
+        reason = str(error).replace('"<unicode string>", ', "")
+        reason = " ".join(reason.split())[:200]
         problem = f"config {path}: not valid YAML: {reason}"
         raise UserError(problem, EXAMPLE, 2) from error
     if not isinstance(content, dict):

@@ -426,6 +426,7 @@ class BaseDataModule(LightningDataModule):
                 raise UserError(
                     f"{name} has {targets.dtype} targets from {first} to {last}, not "
                     f"int64 from 0 to {num_classes - 1}",
+                    "target i stands for classes[i]: return such numbers from load, or "
                     "leave `classes` empty if the targets are not classes",
                 )
         return samples

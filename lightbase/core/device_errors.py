@@ -29,6 +29,8 @@ WAYS_OUT = {
     "--trainer.accelerator cpu",
     "no kernel image": "the GPU is older than torch's kernels: install "
     f"{OTHER_TORCH}, or use --trainer.accelerator cpu",
+    "device-side assert": "an index is out of range, such as a target or a token: "
+    "--trainer.accelerator cpu says which",
     GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
     "remote process exit|by peer": "another process has ended, its lines may tell why; "
     f"{AGAIN}",

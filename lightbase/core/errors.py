@@ -10,6 +10,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import sysconfig
 import textwrap
 import traceback
 from collections.abc import Iterable
@@ -34,6 +35,12 @@ UNBROKEN = re.compile(r"(--\S*\w|tensorboard|[a-z](?= \d)) ")
 """Words that end no line: "--model.lr 0.1" and "val/acc 0.95" stay together."""
 
 SEE_HELP = "see --help, or --print_config for every argument"
+NOT_USERS = re.compile(
+    f"<|.*[/\\\\](?:site|dist)-packages|{re.escape(sysconfig.get_path('stdlib'))}|"
+    f"{re.escape(str(Path(__file__).parents[2]))}.(?:scripts|lightbase.(?!tests))"
+)
+"""The beginning of the path of a file whose code is not the user's: it belongs to
+Python, to an installed package or to this library. Its tests count as the user's."""
 
 
 class UserError(Exception):
@@ -88,6 +95,28 @@ def raised_at(error: BaseException) -> tuple[Path, str]:
     return Path(frame.filename), frame.line or ""
 
 
+def is_users(filename: str) -> bool:
+    """Return whether a file, as a traceback names it, has code of the user."""
+    return not NOT_USERS.match(filename)
+
+
+def place_of_import(error: BaseException | None) -> str:
+    """Return a line with the place in a file of the user at which the import of the
+    file has ended, if that has caused an error. Otherwise return "".
+
+    error: An error that is being handled, or None.
+    """
+    # a SyntaxError has a frame without a name
+    places = re.findall(
+        r'File "(.+)", line (\d+)(?:, in <module>)?\n',
+        "".join(traceback.format_exception(error)),
+    )
+    for file, line in reversed(places):
+        if is_users(file):
+            return f"it fails in {file}, line {line}"
+    return ""
+
+
 def imported(argument: str, path: str) -> Any:
     """Return the object at an import path, such as torch.optim.SGD.
 
@@ -96,11 +125,13 @@ def imported(argument: str, path: str) -> Any:
     Raise UserError if there is no such object.
     """
     try:
-        return pkgutil.resolve_name(path)
+        # without the colon, an error within the module would be lost
+        return pkgutil.resolve_name(":".join(path.rsplit(".", 1)))
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"{argument} {path!r} cannot be imported: {error}",
-            "give package.module.NAME, or the bare name of a class of your package",
+            place_of_import(error)
+            or "give package.module.NAME, or the bare name of a class of your package",
             2,
         ) from error
 

@@ -23,6 +23,10 @@ from lightbase.core.errors import UserError, first_line
 Metrics = dict[str, Metric | None] | MetricCollection
 # Batches wait until their outputs hold so many numbers: one update of the metrics for
 # many batches costs hardly more than an update for one batch.
+WAY_OUT = (
+    "does it fit the task? Metrics of classes take class numbers int64 (N,), such as "
+    "argmax(1) of one-hot targets"
+)
 MAX_NUMBERS = 2**20
 MAX_BATCHES = 1000
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
@@ -173,6 +177,9 @@ class Accumulator:
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
             self.num_broken = self.num_broken + (labels != targets).sum()
+            # one-hot targets; torchmetrics would take each 0 and 1 for a class
+            if "Multiclass" in type(metric).__name__ and outputs.shape == targets.shape:
+                self.num_broken += 1
         problem = f"{name} cannot take outputs and targets"
         with short_metric_errors(metric, problem, outputs, targets):
             metric.update(outputs, labels)
@@ -194,7 +201,8 @@ class Accumulator:
         if reduce(self.num_broken) > 0:
             raise UserError(
                 "a classification metric got targets that are no whole numbers",
-                "take a metric of torchmetrics.regression, or round them",
+                "give class numbers (argmax(1) of one-hot targets), round them, or "
+                "take a metric of torchmetrics.regression",
             )
         names = [f"{self.prefix}{name}" for name in self.names]
         curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
@@ -295,7 +303,7 @@ def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[
             shapes = map_tensors(lambda x: tuple(x.shape), values)
             problem += f" {str(shapes)[:80]}"
         line = f"the metric {problem}: {first_line(error)}"
-        raise UserError(line, "does it fit the task?") from error
+        raise UserError(line, WAY_OUT) from error
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

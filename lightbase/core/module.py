@@ -236,6 +236,7 @@ class BaseModule(LightningModule):
         curves = self.curves_callback
         if not curves.means:  # called without a Trainer
             return
+        sums = curves.means[stage]
         if loss.numel() > 1:
             raise UserError("the loss is no single number: give it a mean (reduction)")
         means = {"loss": loss}
@@ -247,7 +248,7 @@ class BaseModule(LightningModule):
         samples = outputs if targets is None else targets
         if samples is None:
             samples = inputs_of(newest_batch(self.trainer))
-        curves.means[stage].add(num_samples(samples), means, outputs, targets)
+        sums.add(num_samples(samples), means, outputs, targets)
 
     def prepare_weights(self) -> None:
         """Load the file of the argument `weights`, and freeze parameters, if that is

@@ -33,7 +33,7 @@ from lightbase.core.compat import (
     resolve_class_names,
 )
 from lightbase.core.config_files import path_of_class, read_no_base_60
-from lightbase.core.errors import SEE_HELP, UserError
+from lightbase.core.errors import SEE_HELP, UserError, place_of_import
 
 # the range of NumPy's seeds
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -190,7 +190,8 @@ class Parser(LightningArgumentParser):
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise UserError with one line for a mistake, and the way to the help.
+        """Raise UserError with one line for a mistake, and the way to the help, or the
+        line of the user's file whose import has failed.
 
         message: The text of jsonargparse, which may have many lines.
         ex: The exception that has this message, or None.
@@ -198,7 +199,8 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # for a class inside the settings: the outer parser
             # reports it
             super().error(message, ex)
-        raise UserError(explain(message, self, self.parsed), SEE_HELP, 2) from ex
+        problem = explain(message, self, self.parsed)
+        raise UserError(problem, place_of_import(ex) or SEE_HELP, 2) from ex
 
 
 def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:

@@ -92,7 +92,7 @@ def train(
             )
             metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
-    except (UserError, OSError, Stopped) as error:
+    except (Exception, Stopped) as error:
         if run:
             end_early(run, error, config)
         raise

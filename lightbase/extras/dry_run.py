@@ -4,15 +4,12 @@
 mistakes end a training later, with longer errors.
 """
 
-import ast
 import inspect
 import os
 import re
-import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +33,7 @@ from lightbase.core.batches import (
 from lightbase.core.data import BaseDataModule
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import MIXED, forks_processes, num_gpus, parse_devices
-from lightbase.core.errors import UserError, first_line, raised_at, say
+from lightbase.core.errors import UserError, first_line, is_users, say
 from lightbase.core.extra import Extra
 from lightbase.core.folder import Run
 from lightbase.core.module import BaseModule, has_named_optimizer
@@ -59,10 +56,12 @@ RANDOM_TRANSFORM = re.compile(
 )
 """The name of a transform of torchvision that draws random numbers."""
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
-WAY_OUT = (
-    "change the arguments, such as --model.net.num_classes, or use --try_network false"
+FIT_LOSS = (
+    "cross-entropy takes outputs (N, C) and class numbers int64 (N,) from 0 to C - 1 "
+    "(argmax(1) of one-hot targets, targets[:, 0] of (N, 1)); most other losses take "
+    "both in one shape"
 )
-"""What to do about a network that does not go with the data."""
+"""What to do about a loss that cannot take outputs and targets."""
 
 
 class DryRun(Extra):
@@ -81,13 +80,7 @@ class DryRun(Extra):
         Raise UserError with the way out.
         """
         config = spec.config
-        if model.automatic_optimization and returns_nothing(model.training_step):
-            raise UserError(
-                f"training_step of {type(model).__name__} returns nothing, so nothing "
-                "would train",
-                "end it with `return loss`, the loss of the batch",
-                2,
-            )
+        check_returns(model, data)
         if config.trainer.limit_train_batches == 0:
             say("trainer.limit_train_batches 0: nothing is trained")
         check_combinations(model, config.trainer)
@@ -112,30 +105,25 @@ class DryRun(Extra):
     def around_run(
         self, spec: RunSpec, model: LightningModule, run: Run | None
     ) -> Iterator[list[Logger]]:
-        """Within this context, turn an error in a loss of torch or timm into a
-        UserError: the loss does not go with the outputs of the network and the targets
-        of the data.
-
-        An error in a loss of the user's may be a bug, and is raised as it is.
+        """Within this context, turn an error in a loss of a package into a UserError:
+        the loss does not go with the outputs of the network and the targets of the
+        data.
         """
-        try:
+        criterion = getattr(model, "criterion", ())
+        problem = f"the loss {type(criterion).__name__} cannot take outputs and targets"
+        with short_misfits(criterion, problem, FIT_LOSS):
             yield []
-        except (RuntimeError, TypeError, ValueError) as error:
-            criterion = getattr(model, "criterion", None)
-            is_in_loss = any(
-                frame.f_locals.get("self") is criterion
-                for frame, _ in traceback.walk_tb(error.__traceback__)
-            )
-            is_known = type(criterion).__module__.startswith(("torch.", "timm."))
-            is_memory = isinstance(error, torch.OutOfMemoryError)
-            if not is_in_loss or not is_known or is_memory:
-                raise
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Raise UserError for a loss that cannot train."""
+        if not loss.requires_grad:
             raise UserError(
-                f"the loss {type(criterion).__name__} cannot take these outputs and "
-                f"targets: {first_line(error)}",
-                "give another --model.criterion, or change the step that calls it",
-                2,
-            ) from error
+                f"the loss that {type(pl_module).__name__} returns has no gradient, so "
+                "nothing would train",
+                "detach(), argmax(), numpy() and torch.no_grad() leave none",
+            )
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if the sanity check has not logged the metric of --monitor.
@@ -153,22 +141,78 @@ class DryRun(Extra):
             )
 
 
-def returns_nothing(method: Any) -> bool:
-    """Return whether the source of a method has no `return` with a value. Return False
-    if there is no source, or if a decorator may change the result.
+def check_returns(model: LightningModule, data: LightningDataModule) -> None:
+    """Raise UserError if the source of a method that has to return something does not
+    have the word `return`. A method without a source, or with a decorator, passes.
 
-    The mistake is a training_step that computes the loss and does not return it. If its
-    source has a `return` and it returns None all the same, Lightning warns of it.
+    If it has a `return` and returns None all the same, Lightning warns of it.
+    """
+    methods = [getattr(data, name, None) for name in ("load", "collate", *HOOKS)]
+    if isinstance(model, BaseModule):
+        methods.append(model.net.forward)
+    if model.automatic_optimization:
+        methods += [model.training_step, model.configure_optimizers]
+    for method in methods:
+        try:
+            source = inspect.getsource(method)
+        except (OSError, TypeError):
+            continue
+        # neither with a decorator, nor a lambda
+        if re.match(r"(?s)\s*def (?!.*\b(?:return|yield|raise)\b)", source):
+            raise UserError(
+                f"{method.__qualname__} returns nothing",
+                "end it with `return` and its result, such as the loss of the batch",
+                2,
+            )
+
+
+@contextmanager
+def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None]:
+    """Within this context, turn an error of a layer of a package into a UserError, if
+    the layer is `module` or `module` has called it. The message has the arguments of
+    the layer, and the tensors that it was given.
+
+    way_out: By default `fit_layer` finds one.
+
+    An error in the user's code may be a bug, and is raised as it is.
     """
     try:
-        source = textwrap.dedent(inspect.getsource(method))
-        (function,) = ast.parse(source).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return False
-    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
-        return False
-    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
-    return not any(node.value for node in returns)
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        modules = []
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if isinstance(frame.f_locals.get("self"), nn.Module):
+                modules.append(frame.f_locals["self"])
+                values, file = frame.f_locals.values(), frame.f_code.co_filename
+        if module not in modules or is_users(file):
+            raise
+        # parameters have another type
+        given = [x for x in values if type(x) is Tensor]
+        of_device = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
+        if of_device or not given:
+            raise
+        layer = modules[-1]
+        texts = [f"{x.dtype} {tuple(x.shape)}" for x in given]
+        raise UserError(
+            f"{problem}: {type(layer).__name__}({layer.extra_repr()}) got "
+            f"{', '.join(texts)}: {first_line(error)}",
+            way_out or fit_layer(layer, given[0]),
+        ) from error
+
+
+def fit_layer(layer: Any, inputs: Tensor) -> str:
+    """Return what to do about a layer that cannot take its inputs."""
+    size = getattr(layer, "in_features", getattr(layer, "in_channels", 0))
+    if size and inputs.dtype in (torch.uint8, torch.int64, torch.float64):
+        return "let `normalize` return float32, such as to_float(inputs, mean, std)"
+    if inputs[0].numel() == size:
+        return "flatten each sample before this layer: x.flatten(1)"
+    if inputs.shape[-1] == size:
+        return "channels come first: give images (N, C, H, W), see torch.permute"
+    return (
+        "change the size of this layer, in the code or by an argument of --model.net, "
+        "or what comes before it; --try_network false leaves this check out"
+    )
 
 
 def check_combinations(model: LightningModule, trainer: Any) -> None:
@@ -206,6 +250,10 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     Raise UserError for data that cannot be loaded, or whose transforms would change
     only a part of a batch.
     """
+    if "splits" not in vars(data):
+        raise UserError(
+            f"__init__ of {type(data).__name__} does not call super().__init__()"
+        )
     data.prepare_data()
     data.setup("fit")
     check_transforms(data)
@@ -302,57 +350,68 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     inputs = inputs_of(batch)
     if targets_of(batch) is None:
         say(
-            "Network: not tried, and its parameters not counted: batches are not "
-            "pairs (inputs, targets); predict.py writes no column `true`"
+            "Network: not tried, and its parameters not counted: a batch is no pair "
+            f"(inputs, targets) for `x, y = batch`, but a {type(batch).__name__}; "
+            "predict.py writes no column `true`"
         )
         return
     if not isinstance(inputs, Tensor):
         return
+    if inputs.dim() == 4 and not inputs.is_complex() and inputs.max() > 16:
+        say(f"Inputs: up to {inputs.max():g}; to_float in `normalize` would scale them")
     net = model.net.to(device)
-    name = type(net).__name__
-    try:
-        outputs = run_network(net, inputs, str(trainer.precision))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        file, _ = raised_at(error)
-        is_of_package = file.is_relative_to(Path(torch.__file__).parents[1])
-        of_device = (torch.OutOfMemoryError, torch.AcceleratorError)
-        if isinstance(error, of_device) or not is_of_package:
-            raise  # it may be a bug of the user's
-        raise UserError(
-            f"{name} cannot take the samples {tuple(inputs.shape[1:])} of "
-            f"{type(data).__name__}: {first_line(error)}",
-            WAY_OUT,
-        ) from error
+    outputs = run_network(net, inputs, type(data).__name__, str(trainer.precision))
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    text = f"Network: {name}, {num_parameters:,} parameters"
-    num_classes = data.num_classes or 0
-    num_trained = getattr(model, "num_classes", 0) or 0
-    most_classes = max(num_classes, num_trained)
-    if most_classes and isinstance(outputs, Tensor) and outputs.dim() == 2:
-        num_outputs = outputs.shape[1]
-        if num_outputs < most_classes:
-            raise UserError(
-                f"{name} has {num_outputs} outputs for the {num_classes} classes of "
-                f"{type(data).__name__} and model.num_classes {num_trained}",
-                WAY_OUT,
-            )
-        if num_outputs > most_classes:
-            text += f", {num_outputs} outputs for {most_classes} classes"
+    text = f"Network: {type(net).__name__}, {num_parameters:,} parameters"
+    if isinstance(outputs, Tensor) and outputs.dim() == 2:
+        text += check_outputs(outputs, model, data)
     say(text)
 
 
-def run_network(net: nn.Module, inputs: Tensor, precision: str) -> Any:
+def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> str:
+    """Return a remark on the outputs of the network for two samples, or "". Raise
+    UserError if there are fewer of them than classes.
+
+    outputs: (2, num_outputs).
+    """
+    text = ""
+    num_classes = data.num_classes or 0
+    num_trained = getattr(model, "num_classes", 0) or 0
+    most_classes = max(num_classes, num_trained)
+    num_outputs = outputs.shape[1]
+    if num_outputs < most_classes:
+        raise UserError(
+            f"{type(model.net).__name__} has {num_outputs} outputs for the "
+            f"{num_classes} classes of {type(data).__name__} and model.num_classes "
+            f"{num_trained}",
+            "change an argument such as --model.net.num_classes, or the last layer",
+        )
+    if num_outputs > most_classes > 0:
+        text = f", {num_outputs} outputs for {most_classes} classes"
+    is_softmax = (outputs.float().sum(1) - 1).abs().max() < 0.001
+    if is_softmax and isinstance(model.criterion, nn.CrossEntropyLoss):
+        text += "; outputs sum up to 1: CrossEntropyLoss has its own softmax"
+    return text
+
+
+def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> Any:
     """Return the outputs of the network in eval mode. Afterwards each module is in the
     same mode as before, so that frozen modules stay in eval mode.
 
     inputs: (N, ...), on the device of the network.
+    name: The class of the data.
     precision: The Trainer's flag as text.
+
+    Raise UserError if a layer cannot take what it gets. An error in the user's code is
+    raised as it is.
     """
     training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
+    problem = f"{type(net).__name__} cannot take the samples {tuple(inputs.shape[1:])}"
     with (
+        short_misfits(net, f"{problem} of {name}"),
         torch.autocast(inputs.device.type, dtype, enabled=precision in MIXED),
         isolate_rng(include_cuda=inputs.is_cuda),  # a lazy layer draws its weights
         # where kernels of Triton are launched

@@ -33,6 +33,14 @@ NOISE = (
 )
 """Beginnings of lines that are no reason: where the error is, two types of a union that
 are seldom meant, and the value, which `explain` reads separately."""
+BESIDE = (
+    "beside class_path there is only init_args, with all arguments of the class; the "
+    "indentation decides what stands beside it"
+)
+BASE_ARGUMENTS = (
+    "; a class has the arguments of its base class only if its __init__ takes **kwargs "
+    "and calls super().__init__(**kwargs)"
+)
 
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
@@ -61,10 +69,10 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
-        if unknown.endswith("class_path"):
-            return f"{unknown}: beside it there is only init_args, with all arguments"
+        if option[2] == "class_path":
+            return f"{unknown}: {BESIDE}"
         near = meant(unknown, parser, {key: class_path})
-        return f"unknown key {unknown}{near}"
+        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
     reason = in_plain_words(reason, class_path)
     if key.endswith("optimizer.params"):  # which only the module can give
         return (
@@ -90,6 +98,7 @@ def in_plain_words(reason: str, class_path: str) -> str:
     if reason.startswith(("module ", "No module named ")):
         reason += did_you_mean(class_path, users_classes())
     reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
+    reason = re.sub(r"^a class path \(str\).*", BESIDE, reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
     if path := re.search(r"Expected a dot import path string: (\S+)", reason):

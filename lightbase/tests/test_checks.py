@@ -20,11 +20,26 @@ from torchvision.transforms import v2
 from written import equal, refused, weights
 
 from lightbase.core.data import BaseDataModule
-from lightbase.extras.dry_run import load_data, say_random_validation, try_network
+from lightbase.core.errors import UserError
+from lightbase.extras.dry_run import (
+    DryRun,
+    check_outputs,
+    fit_layer,
+    load_data,
+    say_random_validation,
+    try_network,
+)
 
 ME = "test_checks"
 IMAGES = "example.data.synthetic.SyntheticImages"
 ONE_EPOCH = "--trainer.max_epochs 1"
+
+
+class Silent(nn.Module):
+    """A network without `return`."""
+
+    def forward(self, x: Tensor):
+        x.flatten(1)
 
 
 class Random(nn.Module):
@@ -57,6 +72,12 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
             1,
             "MLP has 3 outputs for the 4 classes of Synthetic",
         ),
+        (
+            "--model.net.sizes [191,4]",
+            1,
+            "Linear(in_features=191, out_features=4, bias=True) got torch.float32 (2, 192)",
+        ),
+        (f"--model.net {ME}.Silent", 2, "Silent.forward returns nothing"),
         (
             f"{GRAPHS} --trainer.accumulate_grad_batches 2",
             2,
@@ -165,9 +186,9 @@ def train_plain(folder: Path, model: str, data: str, *flags: str):
 
 def test_a_training_step_without_return_is_refused(train, tmp_path, capsys):
     error = refused(capsys, tmp_path, partial(train, f"--model {ME}.Inherits"))
-    assert "training_step of Inherits returns nothing" in error
+    assert "Forgets.training_step returns nothing" in error
     run = partial(train_plain, tmp_path, "PlainForgets", IMAGES)
-    assert "training_step of PlainForgets" in refused(capsys, tmp_path, run)
+    assert "PlainForgets.training_step returns" in refused(capsys, tmp_path, run)
 
 
 class ReturnsAResult(Forgets):
@@ -303,3 +324,42 @@ def test_only_a_metric_that_exists_is_proposed(train: Train, tmp_path, capsys):
     run = partial(train_plain, tmp_path, "Anything", IMAGES, unknown)
     error = refused(capsys, tmp_path, run)
     assert error.endswith("give --monitor_mode max or min")
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "words"),
+    [
+        (nn.Linear(12, 2), torch.zeros(2, 3, 4), "flatten"),
+        (nn.Conv2d(3, 4, 1), torch.zeros(2, 8, 8, 3), "channels come first"),
+        (nn.Conv2d(3, 4, 1), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "normalize"),
+        (nn.Linear(12, 2), torch.zeros(2, 13), "change the size of this layer"),
+    ],
+)
+def test_the_way_out_of_a_misfit_goes_by_its_cause(layer, inputs, words):
+    assert words in fit_layer(layer, inputs)
+
+
+def test_softmax_before_cross_entropy_is_said():
+    model = Classifier(nn.Linear(3, 4), num_classes=4)
+    data = Given(None)
+    probabilities = torch.full((2, 4), 0.25)
+    assert "CrossEntropyLoss has its own softmax" in check_outputs(
+        probabilities, model, data
+    )
+    assert not check_outputs(probabilities.log(), model, data)
+
+
+def test_a_loss_without_a_gradient_is_refused():
+    model = Classifier(nn.Linear(3, 4), num_classes=4)
+    with pytest.raises(UserError, match="no gradient"):
+        DryRun().on_before_backward(None, model, torch.ones(()))  # type: ignore
+
+
+class NoSuper(BaseDataModule):
+    def __init__(self) -> None:
+        self.size = 3
+
+
+def test_a_data_module_that_does_not_call_its_base_class_is_refused():
+    with pytest.raises(UserError, match="NoSuper does not call super"):
+        load_data(NoSuper(), with_test=False)

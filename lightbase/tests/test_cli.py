@@ -198,6 +198,21 @@ def test_a_bug_in_the_users_code_keeps_its_traceback(train, net, error):
     assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
 
 
+@pytest.mark.parametrize("line", ["import sklearnn", "x = (", "from os import nothing"])
+@pytest.mark.parametrize("flag", ["--model.net", "--model"])
+def test_an_error_in_the_import_of_the_users_file_has_its_place(
+    train, tmp_path, capsys, monkeypatch, line, flag
+):
+    if flag == "--model" and line == "x = (":
+        pytest.skip("Python tells the place of a SyntaxError")
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    name = f"broken_{len(line)}_{len(flag)}"  # Python remembers that there is no module
+    file = tmp_path / f"{name}.py"
+    file.write_text(f"import os\n{line}\n")
+    error = fails(capsys, 2, lambda: train(flag, f"{name}.Net"))
+    assert error.endswith(f"it fails in {file}, line 2")
+
+
 def printed(capsys: Any, *args: str) -> dict[str, Any]:
     with pytest.raises(SystemExit) as caught:
         main([*args, "--print_config"])

@@ -188,6 +188,10 @@ def test_a_classification_metric_gets_float_targets_as_labels() -> None:
     assert found["mae"] == pytest.approx((logits - targets).abs().mean().item())
     with pytest.raises(UserError, match="got targets that are no whole numbers"):
         result(measured(metrics, logits, torch.rand(60, 3)))
+    one_hot = torch.eye(3)[targets[:, 0]]
+    accuracy = MulticlassAccuracy(3, validate_args=False)
+    with pytest.raises(UserError, match="argmax"):  # its accuracy would be wrong
+        result(measured({"acc": accuracy}, logits, one_hot))
 
 
 class BoxCountError(MeanAbsoluteError):

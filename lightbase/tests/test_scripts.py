@@ -13,6 +13,7 @@ from PIL import Image
 from written import checkpoint_file, equal, weights
 
 from lightbase.commands.arguments import evaluate, export, predict
+from lightbase.commands.script import print_traceback
 from lightbase.core.errors import UserError
 from lightbase.core.files import write_whole
 from lightbase.core.images import read_image
@@ -134,3 +135,17 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     back = ["scontrol requeue 7"] * requeued
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == [started, *back, f"{started} --ckpt_path last", *back]
+
+
+def test_a_traceback_ends_in_the_users_file(capsys, monkeypatch):
+    def printed() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            torch.nn.Linear(2, 1)(torch.zeros(3, 5))
+        print_traceback(caught.type, caught.value, caught.tb)
+        return capsys.readouterr().err
+
+    assert __file__ in printed()
+    assert "linear.py" not in printed()
+    assert printed().splitlines()[-1].startswith("RuntimeError: ")
+    monkeypatch.setenv("LIGHTBASE_TRACEBACK", "1")
+    assert "linear.py" in printed()
