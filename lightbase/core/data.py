@@ -579,7 +579,11 @@ class BaseDataModule(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        samples = {"splits": {}, "split_groups": {}, "training_samples": None}
+        samples: dict[str, Any] = {
+            "splits": {},
+            "split_groups": {},
+            "training_samples": None,
+        }
         return {**vars(self), "trainer": None, "on_gpu": {}, **samples}
 
     def state_dict(self) -> dict[str, Any]:

@@ -147,7 +147,9 @@ def check_returns(model: LightningModule, data: LightningDataModule) -> None:
 
     If it has a `return` and returns None all the same, Lightning warns of it.
     """
-    methods = [getattr(data, name, None) for name in ("load", "collate", *HOOKS)]
+    methods: list[Any] = [
+        getattr(data, name, None) for name in ("load", "collate", *HOOKS)
+    ]
     if isinstance(model, BaseModule):
         methods.append(model.net.forward)
     if model.automatic_optimization:
