@@ -32,13 +32,13 @@ VALUES = {"true": "True", "false": "False", "null": "None"}
 
 FRAME = re.compile(r'^ *File "(.+?)", line \d+.*\n(?:    .*\n)*', re.MULTILINE)
 """A frame in the text of a traceback, with its lines of code. Group 1 is the file."""
+# a frame, or a message that tells the cause: a function that was called with wrong
+# arguments, samples that are no batch, a loss that has no gradient
 ENOUGH = re.compile(
     r'^ *File "|\(\) (?:takes|missing|got)|required .forward.|default_collate'
     "|stack expects|backward|inplace|scalar outputs",
     re.MULTILINE,
 )
-"""A frame, or a message that tells the cause: a function that was called with wrong
-arguments, samples that are no batch, a loss that has no gradient."""
 
 
 class LastingOutput(io.FileIO):

@@ -191,7 +191,7 @@ def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None
         # parameters have another type
         given = [x for x in values if type(x) is Tensor]
         of_device = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
-        if of_device or not given:
+        if of_device or not (given or way_out):
             raise
         layer = modules[-1]
         texts = [f"{x.dtype} {tuple(x.shape)}" for x in given]
