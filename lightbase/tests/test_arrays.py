@@ -133,7 +133,7 @@ def test_predictions_for_arrays(tmp_path: Path, flags: Any, monkeypatch: Any) ->
 def test_predictions_of_a_run_of_loaders(flags: Any) -> None:
     pytest.importorskip("lightbase.commands.predict")
     loader = DataLoader(TensorDataset(*TENSORS), batch_size=10)
-    result = lightbase.train(module(), loader, **flags)
+    result = lightbase.train(module(), loader, val=loader, **flags)
     assert len(lightbase.predict(result, X)) == 100
 
 
