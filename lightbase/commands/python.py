@@ -16,6 +16,7 @@ from lightbase.commands import train as command
 from lightbase.commands.arguments import checkpoint_file
 from lightbase.commands.result import Result
 from lightbase.commands.script import IN_PYTHON, find_project, python_errors
+from lightbase.core.arrays import ArrayData, loader_data
 from lightbase.core.build import begin, build_rest, instantiate
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.data import BaseDataModule
@@ -26,7 +27,6 @@ from lightbase.core.project import PROJECT
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.spec import CommandLine, read_spec
 from lightbase.core.testing import best_checkpoint
-from lightbase.extras.arrays import ArrayData, loader_data
 
 
 def load(

@@ -72,7 +72,7 @@ def test_loaders_are_used_as_they_are(flags: Any, capsys: Any) -> None:
     result = lightbase.train(module(), loader, val=loader, **flags)
     assert "has its own DataLoaders: a resume may end with" in capsys.readouterr().out
     assert result["steps"] == 10
-    assert len(lightbase.predict(result, X)) == 100
+    assert not result.metrics.keys() & {"test/loss"}
     with pytest.raises(UserError, match="so val has to be one, too"):
         lightbase.train(module(), loader, val=(X, Y), **flags)
 
@@ -108,6 +108,7 @@ def test_mistakes(flag: Any, text: str, flags: Any, tmp_path: Path) -> None:
 
 
 def test_predictions_for_arrays(tmp_path: Path, flags: Any, monkeypatch: Any) -> None:
+    pytest.importorskip("lightbase.commands.predict")
     monkeypatch.setattr("lightbase.core.project.Project.logs", tmp_path)
     trained = module()
     result = lightbase.train(trained, (X, Y), **flags)
@@ -129,7 +130,16 @@ def test_predictions_for_arrays(tmp_path: Path, flags: Any, monkeypatch: Any) ->
         lightbase.predict("x", X)
 
 
+def test_predictions_of_a_run_of_loaders(flags: Any) -> None:
+    pytest.importorskip("lightbase.commands.predict")
+    loader = DataLoader(TensorDataset(*TENSORS), batch_size=10)
+    result = lightbase.train(module(), loader, val=loader, **flags)
+    assert len(lightbase.predict(result, X)) == 100
+
+
 def test_the_mistakes_of_a_run(flags: Any) -> None:
+    pytest.importorskip("lightbase.commands.figures")
+    pytest.importorskip("lightbase.commands.predict")
     result = lightbase.train(module(), (X, Y), test=(X, Y), **flags)
     outputs = lightbase.predict(result, X)
     wrong = outputs.argmax(1) != torch.tensor(Y)

@@ -175,6 +175,7 @@ module.frieze()
 
 @pytest.mark.slow
 def test_mypy_sees_the_types_in_a_project_of_a_user(tmp_path: Path) -> None:
+    pytest.importorskip("lightbase.commands.predict")
     mypy = pytest.importorskip("mypy.api")
     (tmp_path / "right.py").write_text(PROJECT_OF_A_USER)
     (tmp_path / "wrong.py").write_text(PROJECT_OF_A_USER + WRONG)

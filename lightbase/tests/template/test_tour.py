@@ -1,6 +1,8 @@
-"""The notebook of docs/python.md runs as it stands."""
+"""The notebook docs/tour.ipynb and the snippets of docs/python.md run as they stand,
+from any folder."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,16 +10,42 @@ from pathlib import Path
 import pytest
 from pages import text_of
 
+REDIRECT = """
+from pathlib import Path
+from lightbase.core.project import Project
+Project.logs = Path.cwd().parent / "logs"
+"""
+"""Keeps the runs out of the repository."""
+
+
+def run(code: list[str], folder: Path) -> str:
+    """Run lines of code in a folder beside logs/. Return the output."""
+    (folder / "elsewhere").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join([REDIRECT, *code])],
+        cwd=folder / "elsewhere",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [*(folder / "elsewhere").iterdir()]
+    return done.stdout
+
 
 def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path: Path) -> None:
     pytest.importorskip("project.models.cnn")
     cells = json.loads(text_of("docs/tour.ipynb"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    script = "\n".join([*code, "print('metrics', metrics['test/acc'] > 0.8)"])
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("metrics True")
-    assert "a run of objects" in done.stdout
+    output = run([*code, "print('tested', result['test/acc'] > 0.8)"], tmp_path)
+    assert output.rstrip().endswith("tested True")
     assert (tmp_path / "logs" / "tour" / "version_0" / "metrics.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_snippets_of_the_page_run_one_after_the_other(tmp_path: Path) -> None:
+    for module in ("project.models.cnn", "project.data.synthetic"):
+        pytest.importorskip(module)
+    code = re.findall(r"```python\n(.*?)```", text_of("docs/python.md"), re.S)
+    assert len(code) > 8
+    run([*code, "assert result.best_epoch"], tmp_path)
+    assert len([*tmp_path.glob("logs/*/version_0/metrics.json")]) == 3
