@@ -93,7 +93,9 @@ def train(
             metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
     except (Exception, Stopped) as error:
-        if run:
+        is_reported = isinstance(error, UserError | OSError | Stopped)
+        # after other errors the curves show what has happened
+        if run and (is_reported or not model.global_step):
             end_early(run, error, config)
         raise
     finally:
