@@ -199,6 +199,7 @@ def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None
             f"{problem}: {type(layer).__name__}({layer.extra_repr()}) got "
             f"{', '.join(texts)}: {first_line(error)}",
             way_out or fit_layer(layer, given[0]),
+            2,
         ) from error
 
 

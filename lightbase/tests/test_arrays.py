@@ -51,7 +51,7 @@ def test_samples_of_each_kind_train_to_the_same_weights(
     for number, data in enumerate(kinds):
         result = lightbase.train(module(), data, batch_size=30, **flags)
         out = capsys.readouterr().out
-        assert "90 training and 10 validation samples" in out
+        assert "90 training, 10 validation samples" in out
         assert "No test: " in out
         assert result["steps"] == 3
         best = weights(tmp_path / "x" / f"version_{number}", "best")
@@ -63,7 +63,7 @@ def test_parts_are_used_as_they_are_given(flags: Any, capsys: Any) -> None:
     result = lightbase.train(
         module(), (X, Y), val=(X[:20], Y[:20]), test=(X[:7], Y[:7]), **flags
     )
-    assert "100 training and 20 validation samples" in capsys.readouterr().out
+    assert "100 training, 20 validation," in capsys.readouterr().out
     assert result["test/num_samples"] == 7
 
 

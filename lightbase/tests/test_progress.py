@@ -1,7 +1,6 @@
 """What a terminal shows while a training runs, and what a file gets instead."""
 
 import io
-import os
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,7 @@ TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
 
 @pytest.mark.parametrize("columns", [160, 80])
 def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, columns):
-    size = os.terminal_size((columns, 24))
-    monkeypatch.setattr(os, "get_terminal_size", lambda *_: size)
+    monkeypatch.setenv("COLUMNS", str(columns))
     train("--trainer.enable_progress_bar true --trainer.max_epochs 3")
     shown = re.split(r"[\r\n]", capfd.readouterr().out)
     bars = [line for line in shown if re.match(r"(Epoch|Testing|Valid).*%\|", line)]

@@ -132,7 +132,7 @@ def test_nothing_is_selected_on_test_data(train, tmp_path, capsys):
     assert equal(weights(folder, "best"), weights(folder, "last"))
     assert checkpoint(folder, "best")["epoch"] == 2
     output = capsys.readouterr().out
-    assert "350 training and 0 validation samples" in output
+    assert "350 training, 75 test samples" in output
     assert "best.ckpt is the last epoch (data.val_fraction 0: each epoch" in output
     assert "test_each_epoch/acc" in output
     names = curves(folder).keys()
