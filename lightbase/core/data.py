@@ -479,7 +479,7 @@ class BaseDataModule(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        samples = {"splits": {}, "on_gpu": {}, "training_samples": None}
+        samples: Any = {"splits": {}, "on_gpu": {}, "training_samples": None}
         return {**vars(self), "trainer": None, **samples}
 
     def state_dict(self) -> dict[str, Any]:
