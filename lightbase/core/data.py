@@ -479,8 +479,8 @@ class BaseDataModule(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        samples: Any = {"splits": {}, "on_gpu": {}, "training_samples": None}
-        return {**vars(self), "trainer": None, **samples}
+        state = {**vars(self), "trainer": None, "splits": {}, "on_gpu": {}}
+        return {**state, "training_samples": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint: the seed of the order, the classes, the
