@@ -24,7 +24,13 @@ import yaml
 from lightbase.commands.arguments import Args, ScriptParser, output_file
 from lightbase.commands.script import short_errors
 from lightbase.core.config_files import checked
-from lightbase.core.errors import UserError, did_you_mean, first_line, printable
+from lightbase.core.errors import (
+    UserError,
+    did_you_mean,
+    first_line,
+    printable,
+    wrapped,
+)
 from lightbase.core.files import read_text, relative_to_cwd, write_whole
 from lightbase.core.folder import is_running
 from lightbase.core.names import SAME_TRAINING_KEYS, better_by_name, flatten
@@ -119,7 +125,7 @@ def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
             }
     except DAMAGES as error:
         problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
-        print(f"Note: {printable(problem)}", file=sys.stderr)
+        print(wrapped(f"Note: {printable(problem)}", sys.stderr), file=sys.stderr)
         return RunInfo(folder, {}, results, {})
     if "best" in progress:
         results[f"best {progress['monitor']}"] = progress["best"]

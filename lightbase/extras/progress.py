@@ -84,7 +84,6 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
             leave=False,
             ncols=bar_columns(),
             file=sys.stdout,
-            smoothing=0,
             bar_format=self.BAR_FORMAT,
         )
 
@@ -93,7 +92,7 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
 
     def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
         """Return the metrics for which the terminal has room behind the bar."""
-        room = max(1, bar_columns() // 20 - 3)
+        room = bar_columns() // 20 - 2
         return dict([*trainer.progress_bar_metrics.items()][:room])
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
@@ -114,16 +113,17 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
         if time.monotonic() - self.shown_at < REFRESH_S and not trainer.is_last_batch:
             return
         self.shown_at = time.monotonic()
-        self.train_progress_bar.ncols = bar_columns()
-        self.train_progress_bar.n = batch_index(trainer) + 1
+        bar = self.train_progress_bar
+        bar.ncols = bar_columns()
+        bar.n = batch_index(trainer) + 1
         # Lightning has read these numbers already: nothing waits for the GPU
-        self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
+        bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     def on_exception(self, *_: Any) -> None:
         """Close the bars, so that the error message begins on a clean line."""
-        for value in vars(self).values():
-            if isinstance(value, Tqdm):
-                value.close()
+        for bar in vars(self).values():
+            if isinstance(bar, Tqdm):
+                bar.close()
 
 
 def bar_columns() -> int:
