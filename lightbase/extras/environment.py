@@ -24,6 +24,7 @@ PACKAGES = (
     "tensorboard",
     "jsonargparse",
     "numpy",
+    "scikit-learn",
 )
 """Packages whose versions are written into environment.txt."""
 

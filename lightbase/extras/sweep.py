@@ -223,7 +223,10 @@ class Sweep:
                     train(self.arguments(run, trial.params))
                 best = 0.0  # Optuna needs a value
                 if self.monitor:
-                    best = read_json(run / "progress.json")["best"]
+                    progress = read_json(run / "progress.json")
+                    if "best" not in progress:
+                        raise UserError(f"{self.monitor} was never a finite number")
+                    best = progress["best"]
                 self.study.tell(trial.number, best)
             except Exception as error:
                 for cause in (error, error.__cause__):  # no result of a trial
