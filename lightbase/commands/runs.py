@@ -214,13 +214,13 @@ def metrics_of(run: RunInfo) -> dict[str, float]:
 
 
 def setting_of(run: RunInfo) -> str:
-    """Return a text that is equal for runs that differ in the seed or the fold alone."""
+    """Return a text that is equal for runs of one setting, see `NOT_GROUPED`."""
     return repr({x: run.settings[x] for x in run.settings if x not in NOT_GROUPED})
 
 
 def as_groups(runs: Runs) -> Rows:
-    """Return a row for each setting: runs that differ in the seed or the fold alone are one row. It
-    has their number `n`, how many are not finished, and the mean and the standard
+    """Return a row for each setting: its runs differ in seed or fold alone. It has
+    their number `n`, how many are not finished, and the mean and the standard
     deviation of each metric of the finished ones. All rows have the same columns."""
     from lightbase.extras.spread import spread
 
@@ -252,7 +252,7 @@ def compare(root: Path, names: list[str], with_test: bool) -> None:
     """Print the difference of two settings for each metric, with its interval. The test
     metrics are left out without `with_test`.
 
-    names: The NAME of each setting. Its runs have to differ in the seed or the fold alone.
+    names: The NAME of each setting. Its runs have to differ in the seed alone.
     Raise UserError unless there are two names, with at least two finished runs each,
     and a metric.
     """
