@@ -12,7 +12,6 @@ from lightning import Callback, LightningModule, Trainer
 from lightbase.commands.arguments import checkpoint_file
 from lightbase.commands.extras import progress_bar, register_strategies
 from lightbase.commands.result import Result
-from lightbase.commands.script import find_project
 from lightbase.core.build import make_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
@@ -66,7 +65,6 @@ def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
         data of its training. A pair (module, data) may have been loaded.
     callbacks: Callbacks of the Trainer.
     """
-    find_project()
     quiet_lightning()
     data: Any = None
     options: dict[str, Any] = {}

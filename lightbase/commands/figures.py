@@ -55,7 +55,7 @@ def mistakes(run: Any, split: str = "test") -> Tensor:
     the surest mistake first. See `pictures`."""
     kept = evaluated(run, split, CONFUSION)
     true, predicted, shares = kept.columns
-    rows = shares.argsort(descending=True)
     # the loss ignores classes below 0
     is_wrong = (true != predicted) & (true >= 0)
-    return kept.indices[rows[is_wrong[rows]]]
+    order = shares[is_wrong].argsort(descending=True)
+    return kept.indices[is_wrong][order]
