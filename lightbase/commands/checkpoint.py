@@ -85,8 +85,12 @@ def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
             f"no lightbase.train has trained this {type(run).__name__}",
             "give the name of its run, or (module, data)",
         )
-    options |= {"logger": False, "enable_checkpointing": False}
     trainer = Trainer(
-        **options, devices=1, callbacks=callbacks, enable_progress_bar=False
+        **options,
+        devices=1,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     return trainer, run, data

@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
-from lightbase.commands.script import IN_PYTHON, python_errors, short_errors
+from lightbase.commands.script import python_errors, short_errors
 from lightbase.core.batches import (
     as_tensors,
     convert_types,
@@ -292,7 +292,7 @@ def predict(run: Any, inputs: Any) -> Any:
     collector = Collector(has_masks=False)
     unreadable: Names = []
     is_single = False
-    with python_errors(prefixes=IN_PYTHON):
+    with python_errors():
         trainer, module, data = open_run(run, [collector])
         if isinstance(inputs, str | Path):
             inputs = [inputs]

@@ -19,10 +19,10 @@ from lightbase.commands.script import IN_PYTHON, python_errors
 from lightbase.core.arrays import ArrayData, loader_data
 from lightbase.core.build import begin, build_rest, instantiate
 from lightbase.core.compat import quiet_lightning
-from lightbase.core.data import BaseDataModule
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
+from lightbase.core.parser import parser_of
 from lightbase.core.project import PROJECT
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.spec import CommandLine, read_spec
@@ -47,7 +47,7 @@ def load(
     Raise UserError for a file that is no sound checkpoint, is somebody else's, or fits
     other classes.
     """
-    with python_errors(prefixes=IN_PYTHON):
+    with python_errors():
         file = checkpoint_file(str(path), PROJECT.logs)
         if module is None:
             _, module, data = load_run(file, trust=trust)
@@ -101,7 +101,7 @@ def train(
     parts = {split: parts[split] for split in parts if parts[split] is not None}
     with python_errors(way_out, prefixes), short_device_errors():
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
-        if not has_samples and parts.keys() > {"train"}:
+        if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")
         if is_yaml:
             args, objects = as_arguments((data or {}) | flags)
@@ -132,17 +132,14 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
             "lightbase.train takes a LightningModule and its data", status=2
         )
     classes = {"model": class_config(module)}
-    is_array = False
+    arrays = class_config(ArrayData())
+    is_array = not isinstance(data, DataLoader | LightningDataModule)
     if isinstance(data, DataLoader):
         data = loader_data(parts)
-    elif not isinstance(data, LightningDataModule):
-        is_array = True
-        names = {
-            *inspect.signature(BaseDataModule).parameters,
-            *inspect.signature(ArrayData).parameters,
-        }
+    if is_array:
+        names = {*parser_of(arrays["class_path"]).get_defaults().keys()}
         flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
-    if not is_array:
+    else:
         classes["data"] = class_config(data)
     args, objects = as_arguments({"name": type(module).__name__, **flags})
     line = CommandLine(args)
@@ -150,8 +147,8 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if restart:
         spec = resumed_spec(restart, line, classes)
     else:
-        arrays = {"data": class_config(ArrayData()) | {"init_args": {}}}
-        spec = read_spec([arrays | classes], line, None, is_saved=True)
+        config = {"data": arrays | {"init_args": {}}} | classes
+        spec = read_spec([config], line, None, is_saved=True)
     begin(spec, spec.config)
     if is_array:
         data = instantiate(spec, Namespace(data=spec.config.data)).data

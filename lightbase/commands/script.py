@@ -126,7 +126,7 @@ def is_interactive() -> bool:
 
 
 @contextlib.contextmanager
-def python_errors(way_out: str = "", prefixes: str | None = None) -> Iterator[None]:
+def python_errors(way_out: str = "", prefixes: str = IN_PYTHON) -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
     KeyboardInterrupt. Other errors pass.
 
@@ -134,7 +134,7 @@ def python_errors(way_out: str = "", prefixes: str | None = None) -> Iterator[No
         printed only if the training can be continued.
     prefixes: A pattern for beginnings of flags, such as "trainer.". A UserError gets
         arguments of Python in place of flags, without this beginning: `max_epochs=3`
-        for `--trainer.max_epochs 3`. None leaves its message as it is.
+        for `--trainer.max_epochs 3`. "" leaves its message as it is.
     """
     find_project()
     try:
@@ -169,7 +169,7 @@ def short_errors() -> Iterator[None]:
     128 plus the number of the signal after a signal such as Ctrl-C.
     """
     if is_interactive():
-        with python_errors():
+        with python_errors(prefixes=""):
             yield
         return
     outlive_terminal()

@@ -10,7 +10,6 @@ import pkgutil
 import re
 import shutil
 import sys
-import sysconfig
 import textwrap
 import traceback
 from collections.abc import Iterable
@@ -34,11 +33,11 @@ PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
 
 SEE_HELP = "see --help, or --print_config for every argument"
 NOT_USERS = re.compile(
-    f"<|.*[/\\\\](?:site|dist)-packages|{re.escape(sysconfig.get_path('stdlib'))}|"
-    f"{re.escape(str(Path(__file__).parents[2]))}.(?:scripts|lightbase.(?!tests))"
+    r"<|.*[/\\](?:(?:site|dist)-packages[/\\]|lib/python3[.\d]*/|Python3\d+\\Lib\\|"
+    r"scripts[/\\]\w+\.py$|lightbase[/\\](?:commands|core|data|extras)[/\\])"
 )
-"""The beginning of the path of a file whose code is not the user's: it belongs to
-Python, to an installed package or to this library. Its tests count as the user's."""
+"""The path of a file whose code is not the user's: it belongs to Python, to an
+installed package, to this library or to a script."""
 
 
 class UserError(Exception):

@@ -217,10 +217,7 @@ def check_combinations(model: LightningModule, trainer: Any) -> None:
     clips = trainer.gradient_clip_val
     every = trainer.accumulate_grad_batches
     reason = ""
-    if not model.automatic_optimization:
-        if clips or every != 1:
-            reason = "the module steps its optimizer itself (manual optimization)"
-    elif isinstance(model, BaseModule):
+    if isinstance(model, BaseModule):
         is_fused = model.optimizer_args.get("fused")
         if clips and is_fused and str(trainer.precision) in MIXED:
             reason = f"model.optimizer_args.fused true, precision {trainer.precision}"

@@ -73,7 +73,7 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
         ),
         (
             "--model.net.sizes [191,4]",
-            1,
+            2,
             "Linear(in_features=191, out_features=4, bias=True) got torch.float32 (2, 192)",
         ),
         (f"--model.net {ME}.Silent", 2, "Silent.forward returns nothing"),

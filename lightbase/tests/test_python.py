@@ -22,7 +22,7 @@ from written import checkpoint, checkpoint_file, equal, weights
 
 import lightbase
 from lightbase.commands.evaluate import main as evaluate
-from lightbase.commands.script import IN_PYTHON, python_errors
+from lightbase.commands.script import python_errors
 from lightbase.commands.train import main as command
 from lightbase.core.errors import UserError
 from lightbase.core.project import PROJECT
@@ -131,7 +131,7 @@ def test_a_notebook_shows_two_lines() -> None:
 
 def test_a_message_in_python_has_no_flags() -> None:
     text = "--trainer.max_epochs 3: try --data.drop_last false or --model.net.sizes"
-    with pytest.raises(UserError) as caught, python_errors(prefixes=IN_PYTHON):
+    with pytest.raises(UserError) as caught, python_errors():
         raise UserError(text, "lightbase.core.data stays, and model.lr: 1 loses model")
     assert str(caught.value) == (
         "max_epochs=3: try drop_last=False or net.sizes\n"
