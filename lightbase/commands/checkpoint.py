@@ -12,7 +12,6 @@ from lightning import Callback, LightningModule, Trainer
 from lightbase.commands.arguments import checkpoint_file
 from lightbase.commands.extras import progress_bar, register_strategies
 from lightbase.commands.result import Result
-from lightbase.commands.script import find_project
 from lightbase.core.build import make_trainer
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
@@ -66,7 +65,6 @@ def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
         data of its training. A pair (module, data) may have been loaded.
     callbacks: Callbacks of the Trainer.
     """
-    find_project()
     quiet_lightning()
     data: Any = None
     options: dict[str, Any] = {}
@@ -87,8 +85,12 @@ def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
             f"no lightbase.train has trained this {type(run).__name__}",
             "give the name of its run, or (module, data)",
         )
-    options |= {"logger": False, "enable_checkpointing": False}
     trainer = Trainer(
-        **options, devices=1, callbacks=callbacks, enable_progress_bar=False
+        **options,
+        devices=1,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     return trainer, run, data

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightbase.commands.checkpoint import open_run
-from lightbase.commands.script import IN_PYTHON, python_errors
+from lightbase.commands.script import python_errors
 from lightbase.core.curves import RunFolder
 from lightbase.core.errors import UserError
 from lightbase.extras.figures import PredictionFigures
@@ -22,7 +22,7 @@ def evaluated(run: Any, split: str, picture: str = "") -> PredictionFigures:
     """Test a run, or validate it. Return the callback that has the predictions and the
     pictures. Raise UserError if none of them has a name with `picture`."""
     kept = PredictionFigures(every_n_epochs=1)
-    with python_errors(prefixes=IN_PYTHON):
+    with python_errors():
         trainer, module, kept.data = open_run(run, [RunFolder(None), kept])
         evaluate = {"test": trainer.test, "val": trainer.validate}[split]
         evaluate(module, kept.data, verbose=False)
@@ -55,7 +55,7 @@ def mistakes(run: Any, split: str = "test") -> Tensor:
     the surest mistake first. See `pictures`."""
     kept = evaluated(run, split, CONFUSION)
     true, predicted, shares = kept.columns
-    rows = shares.argsort(descending=True)
     # the loss ignores classes below 0
     is_wrong = (true != predicted) & (true >= 0)
-    return kept.indices[rows[is_wrong[rows]]]
+    order = shares[is_wrong].argsort(descending=True)
+    return kept.indices[is_wrong][order]

@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
-from lightbase.commands.script import IN_PYTHON, python_errors, short_errors
+from lightbase.commands.script import python_errors, short_errors
 from lightbase.core.batches import (
     as_tensors,
     convert_types,
@@ -292,7 +292,7 @@ def predict(run: Any, inputs: Any) -> Any:
     collector = Collector(has_masks=False)
     unreadable: Names = []
     is_single = False
-    with python_errors(prefixes=IN_PYTHON):
+    with python_errors():
         trainer, module, data = open_run(run, [collector])
         if isinstance(inputs, str | Path):
             inputs = [inputs]
@@ -320,8 +320,7 @@ def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
     """Return inputs as a tensor (N, ...), or a list of samples as it is, and whether
     they were one sample without N.
 
-    data: If its inputs are one tensor, shape and dtype of `inputs` have to fit. If it
-        has a `collate`, samples may differ in shape.
+    data: If its inputs are one tensor, shape and dtype of `inputs` have to fit.
     """
     spec = None
     if isinstance(data, BaseDataModule):
@@ -332,12 +331,11 @@ def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
     is_single = values.dim() < spec.dim()
     if is_single:
         values = values[None]
-    is_like = values.is_floating_point() <= spec.is_floating_point()
-    if not is_overridden("collate", data, BaseDataModule):
-        is_like = is_like and values.shape[1:] == spec.shape[1:]
-    if not is_like:
+    is_rounded = values.is_floating_point() > spec.is_floating_point()
+    if is_rounded or values.shape[1:] != spec.shape[1:]:
         raise UserError(
             f"the inputs are {values.dtype} {tuple(values.shape)}",
-            f"samples of the data are {spec.dtype} {tuple(spec.shape[1:])}",
+            f"samples of the data are {spec.dtype} {tuple(spec.shape[1:])}; a list of "
+            "samples may have any shapes",
         )
     return values.to(spec.dtype), is_single

@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 from lightbase.commands import train as command
 from lightbase.commands.arguments import checkpoint_file
 from lightbase.commands.result import Result
-from lightbase.commands.script import IN_PYTHON, find_project, python_errors
+from lightbase.commands.script import IN_PYTHON, python_errors
 from lightbase.core.arrays import ArrayData, loader_data
 from lightbase.core.build import begin, build_rest, instantiate
 from lightbase.core.compat import quiet_lightning
-from lightbase.core.data import BaseDataModule
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.errors import UserError, say
 from lightbase.core.load import load_run, read_checkpoint, restore
+from lightbase.core.parser import parser_of
 from lightbase.core.project import PROJECT
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.spec import CommandLine, read_spec
@@ -47,8 +47,7 @@ def load(
     Raise UserError for a file that is no sound checkpoint, is somebody else's, or fits
     other classes.
     """
-    find_project()
-    with python_errors(prefixes=IN_PYTHON):
+    with python_errors():
         file = checkpoint_file(str(path), PROJECT.logs)
         if module is None:
             _, module, data = load_run(file, trust=trust)
@@ -88,7 +87,6 @@ def train(
     Raise UserError for a mistake. After Ctrl-C save the state, then raise
     KeyboardInterrupt.
     """
-    find_project()
     quiet_lightning()
     way_out = '; the same call with ckpt_path="last" goes on'
     is_yaml = isinstance(module, str | Path)
@@ -97,10 +95,13 @@ def train(
     if is_yaml:  # whose settings have whole names
         prefixes = r"trainer\."
     flags = {"trust_checkpoint": trust, **flags}
+    parts = {"train": data, "val": val, "test": test}
+    if isinstance(test, bool):
+        flags["test"] = parts.pop("test")
+    parts = {split: parts[split] for split in parts if parts[split] is not None}
     with python_errors(way_out, prefixes), short_device_errors():
-        parts = {"train": data, "val": val, "test": test}
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
-        if not has_samples and (val is not None or test is not None):
+        if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")
         if is_yaml:
             args, objects = as_arguments((data or {}) | flags)
@@ -110,8 +111,8 @@ def train(
             spec, data = of_objects(model, parts, flags)
         metrics = command.train(spec, model, data)
         best = best_checkpoint(model.trainer)
-        if best and "test/loss" not in metrics:
-            restore(read_checkpoint(best), model, data, best)  # as the test does
+        if best:
+            restore(read_checkpoint(best), model, data, best)  # as a test does
         return Result(metrics, model)
 
 
@@ -121,7 +122,7 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     parts: "train" is a data module, or samples as "val" and "test" are.
     Raise UserError for an object that does not fit, or flags that do not.
     """
-    data = parts["train"]
+    data = parts.get("train")
     for value in (module, data):
         if isinstance(value, type):
             problem = f"{value.__name__} is a class"
@@ -131,17 +132,14 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
             "lightbase.train takes a LightningModule and its data", status=2
         )
     classes = {"model": class_config(module)}
-    is_array = False
+    arrays = class_config(ArrayData())
+    is_array = not isinstance(data, DataLoader | LightningDataModule)
     if isinstance(data, DataLoader):
         data = loader_data(parts)
-    elif not isinstance(data, LightningDataModule):
-        is_array = True
-        names = {
-            *inspect.signature(BaseDataModule).parameters,
-            *inspect.signature(ArrayData).parameters,
-        }
+    if is_array:
+        names = {*parser_of(arrays["class_path"]).get_defaults().keys()}
         flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
-    if not is_array:
+    else:
         classes["data"] = class_config(data)
     args, objects = as_arguments({"name": type(module).__name__, **flags})
     line = CommandLine(args)
@@ -149,12 +147,12 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if restart:
         spec = resumed_spec(restart, line, classes)
     else:
-        arrays = {"data": class_config(ArrayData()) | {"init_args": {}}}
-        spec = read_spec([arrays | classes], line, None, is_saved=True)
+        config = {"data": arrays | {"init_args": {}}} | classes
+        spec = read_spec([config], line, None, is_saved=True)
     begin(spec, spec.config)
     if is_array:
         data = instantiate(spec, Namespace(data=spec.config.data)).data
-        data.parts |= {x: parts[x] for x in parts if parts[x] is not None}
+        data.parts |= parts
     build_rest(spec, Namespace(trainer=spec.config.trainer))
     spec.trainer |= objects
     say("Scripts cannot open a run of objects; lightbase.load(path, module, data) does")

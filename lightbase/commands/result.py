@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from lightbase.core.curves import is_of_class
 from lightbase.core.pictures import Picture
 from lightbase.core.record import best_callback, recorder_of
-from lightbase.core.tables import as_text
 
 
 class Result(dict[str, Any]):
@@ -32,16 +31,18 @@ class Result(dict[str, Any]):
         if recorder.run:
             self.folder = recorder.run.folder
         best = best_callback(module.trainer)
-        if best and best.monitor:
-            self.best_epoch = best.best_epoch
+        if best:
+            self.best_epoch = best.best_epoch or None
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of training and validation in the best epoch, or in the last one
         if none is the best, with its number, "epoch". Then the content of the dict."""
-        rows = {row["epoch"]: row for row in self.epochs}
-        row = rows.get(self.best_epoch, [{}, *self.epochs][-1])
-        return {**row, **self}
+        row: dict[str, Any] = {}
+        for row in self.epochs:
+            if row["epoch"] == self.best_epoch:
+                break
+        return row | self
 
     @property
     def history(self) -> Any:
@@ -60,18 +61,14 @@ class Result(dict[str, Any]):
         """Draw the curves of training and validation over the epochs: the losses on the
         left, and the other metrics on the right."""
         figure = Picture((9, 3), layout="constrained")
+        figure.supxlabel("epoch")
+        losses, others = figure.subplots(1, 2)
         history = self.history
-        for number, is_left in enumerate((True, False), 1):
-            axes = figure.add_subplot(1, 2, number, xlabel="epoch")
-            for name in history:
-                is_curve = name != "epoch" and not is_of_class(name)
-                if is_curve and is_left == name.endswith("loss"):
-                    axes.plot(history["epoch"], history[name], ".-", label=name)
-            if axes.lines:
+        for name in history:
+            if name != "epoch" and not is_of_class(name):
+                axes = others
+                if name.endswith("loss"):
+                    axes = losses
+                axes.plot(history["epoch"], history[name], ".-", label=name)
                 axes.legend()
         return figure
-
-    def __repr__(self) -> str:
-        """Return a line for a notebook. `dict(result)` shows all values."""
-        metrics = [f"{name} {as_text(self.metrics[name])}" for name in self.metrics]
-        return f"Result({self.folder}, {', '.join(metrics)})"

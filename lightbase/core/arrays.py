@@ -39,13 +39,12 @@ class ArrayData(BaseDataModule):
 def loader_data(loaders: dict[str, Any]) -> LightningDataModule:
     """Return a data module of the user's own loaders, which are used as they are.
 
-    loaders: "train", "val" and "test". A loader that is None is left out.
+    loaders: "train", and if they are there "val" and "test".
     Raise UserError for a value that is no DataLoader.
     """
     data = LightningDataModule()
     for split, loader in loaders.items():
-        if isinstance(loader, DataLoader):
-            setattr(data, f"{split}_dataloader", lambda loader=loader: loader)
-        elif loader is not None:
+        if not isinstance(loader, DataLoader):
             raise UserError(f"train is a DataLoader, so {split} has to be one, too")
+        setattr(data, f"{split}_dataloader", lambda loader=loader: loader)
     return data

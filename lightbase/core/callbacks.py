@@ -84,8 +84,8 @@ def make_callbacks(
         StopOnSignal(),
         StopWithoutLoss(),
         RunFolder(run.folder if run else None),
+        RunRecorder(values, text, run),  # before the extras, which show its history
         *extras,
-        RunRecorder(values, text, run),
     ]
     if monitor and config.patience is not None:
         callbacks.append(

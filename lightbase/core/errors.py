@@ -10,7 +10,6 @@ import pkgutil
 import re
 import shutil
 import sys
-import sysconfig
 import textwrap
 import traceback
 from collections.abc import Iterable
@@ -31,16 +30,14 @@ RANK_VARIABLES = (
 """Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
 PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
 """A line that is no command, which users copy into their shell."""
-UNBROKEN = re.compile(r"(--\S*\w|tensorboard|[a-z](?= \d)) ")
-"""Words that end no line: "--model.lr 0.1" and "val/acc 0.95" stay together."""
 
 SEE_HELP = "see --help, or --print_config for every argument"
 NOT_USERS = re.compile(
-    f"<|.*[/\\\\](?:site|dist)-packages|{re.escape(sysconfig.get_path('stdlib'))}|"
-    f"{re.escape(str(Path(__file__).parents[2]))}.(?:scripts|lightbase.(?!tests))"
+    r"<|.*[/\\](?:(?:site|dist)-packages[/\\]|lib/python3[.\d]*/|Python3\d+\\Lib\\|"
+    r"scripts[/\\]\w+\.py$|lightbase[/\\](?:commands|core|data|extras)[/\\])"
 )
-"""The beginning of the path of a file whose code is not the user's: it belongs to
-Python, to an installed package or to this library. Its tests count as the user's."""
+"""The path of a file whose code is not the user's: it belongs to Python, to an
+installed package, to this library or to a script."""
 
 
 class UserError(Exception):
@@ -156,7 +153,7 @@ def wrapped(text: str, stream: TextIO) -> str:
     """Return lines broken at words, if they are for a terminal and wider than it.
 
     A command stays whole, so that it can be copied: a terminal joins what it has broken
-    itself. A flag and its value stay together. A file gets the lines as they are.
+    itself. A file gets the lines as they are.
 
     text: Lines as `printable_lines` returns them.
     stream: Where the text will be printed.
@@ -169,8 +166,7 @@ def wrapped(text: str, stream: TextIO) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    text = PROSE.sub(lambda line: wrapper.fill(UNBROKEN.sub("\\1\0", line[0])), text)
-    return text.replace("\0", " ")
+    return PROSE.sub(lambda line: wrapper.fill(line[0]), text)
 
 
 def printable_lines(text: str) -> str:

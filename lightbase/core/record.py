@@ -4,7 +4,6 @@ Read `RunRecorder` first, the callback that writes config.yaml and progress.json
 """
 
 import math
-import re
 import time
 from typing import Any
 
@@ -84,12 +83,12 @@ class RunRecorder(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the metrics of this epoch to the history, before its checkpoints are
         written. Learning rates, and values of an earlier validation, are left out."""
-        hidden = "lr"
+        hidden = ["lr"]
         if self.validated_epoch != trainer.current_epoch:
-            hidden = "lr|val"
+            hidden = ["lr", "val", "test_each_epoch"]
         row: Values = {"epoch": trainer.current_epoch + 1}
         for name, value in trainer.callback_metrics.items():
-            if not re.match(hidden, name):
+            if name.split("/")[0] not in hidden:
                 row[name] = float(value)
         self.history = [*self.history, row]
 

@@ -114,17 +114,6 @@ class DryRun(Extra):
         with short_misfits(criterion, problem, FIT_LOSS):
             yield []
 
-    def on_before_backward(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
-    ) -> None:
-        """Raise UserError for a loss that cannot train."""
-        if not loss.requires_grad:
-            raise UserError(
-                f"the loss that {type(pl_module).__name__} returns has no gradient, so "
-                "nothing would train",
-                "detach(), argmax(), numpy() and torch.no_grad() leave none",
-            )
-
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if the sanity check has not logged the metric of --monitor.
         Lightning alone would find it only at the end of the first epoch."""
@@ -181,19 +170,20 @@ def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None
     try:
         yield
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        modules = []
+        layers = []
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            if isinstance(frame.f_locals.get("self"), nn.Module):
-                modules.append(frame.f_locals["self"])
+            layer = frame.f_locals.get("self")
+            if isinstance(layer, nn.Module):
+                layers.append(layer)
                 values, file = frame.f_locals.values(), frame.f_code.co_filename
-        if module not in modules or is_users(file):
+        if module not in layers or is_users(file):
             raise
         # parameters have another type
         given = [x for x in values if type(x) is Tensor]
         of_device = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
-        if of_device or not (given or way_out):
+        if of_device or not given:
             raise
-        layer = modules[-1]
+        layer = layers[-1]
         texts = [f"{x.dtype} {tuple(x.shape)}" for x in given]
         raise UserError(
             f"{problem}: {type(layer).__name__}({layer.extra_repr()}) got "
@@ -227,10 +217,7 @@ def check_combinations(model: LightningModule, trainer: Any) -> None:
     clips = trainer.gradient_clip_val
     every = trainer.accumulate_grad_batches
     reason = ""
-    if not model.automatic_optimization:
-        if clips or every != 1:
-            reason = "the module steps its optimizer itself (manual optimization)"
-    elif isinstance(model, BaseModule):
+    if isinstance(model, BaseModule):
         is_fused = model.optimizer_args.get("fused")
         if clips and is_fused and str(trainer.precision) in MIXED:
             reason = f"model.optimizer_args.fused true, precision {trainer.precision}"

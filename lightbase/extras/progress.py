@@ -16,6 +16,7 @@ from lightbase.core.compat import batch_index
 from lightbase.core.curves import is_of_class
 from lightbase.core.errors import wrapped
 from lightbase.core.extra import Extra
+from lightbase.core.record import recorder_of
 
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
 
@@ -25,28 +26,18 @@ class EpochLines(Extra):
     before it or since the start. Validations and checkpoints are part of this time.
 
     began: When the newest line was printed, in seconds of time.monotonic.
-    validated_epoch: The epoch of the last validation; -1 before the first one.
     """
 
     began = 0.0
-    validated_epoch = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.began = time.monotonic()
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.validated_epoch = trainer.current_epoch
-
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Print the line. Learning rates, values of an earlier validation and values of
-        single classes are left out."""
-        hidden = ["lr"]
-        # without a validation in this epoch, val/ has the values of an earlier one
-        if self.validated_epoch != trainer.current_epoch:
-            hidden += ["val", "test_each_epoch"]
+        """Print the newest row of the history, without values of single classes."""
         texts = []
-        for name, value in trainer.callback_metrics.items():
-            if name.split("/")[0] not in hidden and not is_of_class(name):
+        for name, value in recorder_of(trainer).history[-1].items():
+            if name != "epoch" and not is_of_class(name):
                 texts.append(f"{name} {value:.4f}")
         now = time.monotonic()
         texts.append(f"{now - self.began:.1f} s")

@@ -65,6 +65,8 @@ def test_parts_are_used_as_they_are_given(flags: Any, capsys: Any) -> None:
     )
     assert "100 training, 20 validation," in capsys.readouterr().out
     assert result["test/num_samples"] == 7
+    result = lightbase.train(module(), (X, Y), test=False, **flags)
+    assert "test/loss" not in result
 
 
 def test_loaders_are_used_as_they_are(flags: Any, capsys: Any) -> None:

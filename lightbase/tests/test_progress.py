@@ -64,8 +64,8 @@ def test_lines_break_at_words_in_a_terminal_only(monkeypatch, capsys):
     assert shown == [
         "Stopped after epoch 3,",
         "  val/acc 0.95; word",
-        "  word word",
-        "  --model.lr 0.1 goes on",
+        "  word word --model.lr",
+        "  0.1 goes on",
         command,
     ]
     assert wrapped("short", Terminal()) == "short"

@@ -22,7 +22,7 @@ from written import checkpoint, checkpoint_file, equal, weights
 
 import lightbase
 from lightbase.commands.evaluate import main as evaluate
-from lightbase.commands.script import IN_PYTHON, python_errors
+from lightbase.commands.script import python_errors
 from lightbase.commands.train import main as command
 from lightbase.core.errors import UserError
 from lightbase.core.project import PROJECT
@@ -90,7 +90,6 @@ def check_result(result: lightbase.Result, run: Path, module: Any) -> None:
         line.get_label() for axes in result.plot().axes for line in axes.get_lines()
     ]
     assert sorted(labels) == ["train/acc", "train/loss", "val/acc", "val/loss"]
-    assert len(repr(result)) < 500
 
 
 def test_a_training_without_a_folder_has_a_result(flags: Any) -> None:
@@ -132,7 +131,7 @@ def test_a_notebook_shows_two_lines() -> None:
 
 def test_a_message_in_python_has_no_flags() -> None:
     text = "--trainer.max_epochs 3: try --data.drop_last false or --model.net.sizes"
-    with pytest.raises(UserError) as caught, python_errors(prefixes=IN_PYTHON):
+    with pytest.raises(UserError) as caught, python_errors():
         raise UserError(text, "lightbase.core.data stays, and model.lr: 1 loses model")
     assert str(caught.value) == (
         "max_epochs=3: try drop_last=False or net.sizes\n"
