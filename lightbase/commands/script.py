@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import gc
 import io
-import itertools
 import logging
 import os
 import re
@@ -28,6 +27,15 @@ from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped
 
 IN_PYTHON = r"trainer\.|model\.|data\."
 """Beginnings of flags that arguments in Python lack."""
+FRAME = re.compile(r'^ *File "(.+?)", line \d+.*\n(?:    .*\n)*', re.MULTILINE)
+"""A frame in the text of a traceback, with its lines of code. Group 1 is the file."""
+# a frame, or a message that tells the cause: a function that was called with wrong
+# arguments, samples that are no batch, a loss that has no gradient
+ENOUGH = re.compile(
+    r'^ *File "|\(\) (?:takes|missing|got)|required .forward.|default_collate'
+    "|stack expects|backward|inplace|scalar outputs",
+    re.MULTILINE,
+)
 
 
 class LastingOutput(io.FileIO):
@@ -211,17 +219,17 @@ def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:
     """Print an error to stderr, with the frames in the user's files only. `starting`
     makes this function the excepthook of Python, so debuggers still get the error.
 
-    The traceback is complete if no frame is in such a file, or if the environment
-    variable LIGHTBASE_TRACEBACK is set.
+    The traceback is complete if the environment variable LIGHTBASE_TRACEBACK is set,
+    or if without the other frames it would not be `ENOUGH`.
     """
-    users = []
-    while frames:
-        if is_users(frames.tb_frame.f_code.co_filename):
-            users.append(frames)
-        frames = frames.tb_next
-    if users and "LIGHTBASE_TRACEBACK" not in os.environ:
-        for frame, following in itertools.pairwise([*users, None]):
-            frame.tb_next = following
-        error = error.with_traceback(users[0])
-        sys.stderr.write("Your code only; all with LIGHTBASE_TRACEBACK=1:\n")
-    sys.__excepthook__(kind, error, error.__traceback__)
+    output = io.StringIO()
+    # traceback.format_exception has "Did you mean" only from Python 3.12 on
+    with contextlib.redirect_stderr(output):
+        sys.__excepthook__(kind, error, frames)
+    text = output.getvalue()
+    short = FRAME.sub(lambda frame: frame[0] * is_users(frame[1]), text)
+    if ENOUGH.search(short) and "LIGHTBASE_TRACEBACK" not in os.environ:
+        text = short.replace(
+            "last):", "last), your code only; all with LIGHTBASE_TRACEBACK=1:", 1
+        )
+    sys.stderr.write(text)

@@ -114,6 +114,17 @@ class DryRun(Extra):
         with short_misfits(criterion, problem, FIT_LOSS):
             yield []
 
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Raise UserError for a loss that cannot train."""
+        if not loss.requires_grad:
+            raise UserError(
+                f"the loss that {type(pl_module).__name__} returns has no gradient, so "
+                "nothing would train",
+                "detach(), argmax(), numpy() and torch.no_grad() leave none",
+            )
+
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if the sanity check has not logged the metric of --monitor.
         Lightning alone would find it only at the end of the first epoch."""
@@ -181,7 +192,7 @@ def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None
         # parameters have another type
         given = [x for x in values if type(x) is Tensor]
         of_device = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
-        if of_device or not given:
+        if of_device or not (given or way_out):
             raise
         layer = layers[-1]
         texts = [f"{x.dtype} {tuple(x.shape)}" for x in given]

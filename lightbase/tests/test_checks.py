@@ -22,6 +22,7 @@ from written import equal, refused, weights
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.extras.dry_run import (
+    DryRun,
     check_outputs,
     fit_layer,
     load_data,
@@ -346,6 +347,12 @@ def test_softmax_before_cross_entropy_is_said():
         probabilities, model, data
     )
     assert not check_outputs(probabilities.log(), model, data)
+
+
+def test_a_loss_without_a_gradient_is_refused():
+    model = Classifier(nn.Linear(3, 4), num_classes=4)
+    with pytest.raises(UserError, match="no gradient"):
+        DryRun().on_before_backward(None, model, torch.ones(()))  # type: ignore
 
 
 class NoSuper(BaseDataModule):

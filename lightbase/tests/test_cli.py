@@ -84,6 +84,9 @@ stray | unknown argument 'stray'; a config file needs --config
 --model.scheduler CosineAnnealingLR --trainer.max_epochs -1 | CosineAnnealingLR
 --patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
 --model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
+--model.net.sizes [191,4] | MLP | (3, 8, 8)
+--model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
+--model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 """
 
 
@@ -97,9 +100,6 @@ DOES_NOT_FIT = """
 --model.weights none.pth | none.pth cannot be read
 --model.num_classes 9 | 4 outputs | model.num_classes 9
 --data.batch_size 1000 | 1000 | 315
---model.net.sizes [191,4] | MLP | (3, 8, 8)
---model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
---model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 --model.net test_cli.fetches --model.net.url http://x | a download failed: http://x
 --model.net test_cli.fetches --model.net.file x.pth | is not there: x.pth
 """
