@@ -330,13 +330,10 @@ class DatasetSamples(Dataset[Any]):
     Args:
         dataset: The Dataset.
         collate: Makes a batch of a list of samples. Without it a batch is the list.
-        index: The positions that these samples had before `select`, int64 (M,). None
-            if they are all samples.
     """
 
     dataset: Any
     collate: Callable[[list], Any] | None = None
-    index: Tensor | None = None
 
     @property
     def targets(self) -> Any:
@@ -376,9 +373,7 @@ class DatasetSamples(Dataset[Any]):
             part: Any = self.dataset.select(index)
         else:
             part = Subset(self.dataset, index.tolist())
-        if self.index is not None:
-            index = self.index[index]
-        return DatasetSamples(part, self.collate, index)
+        return DatasetSamples(part, self.collate)
 
 
 Samples = TensorBatches | DatasetSamples

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from lightning import Callback
-from torchmetrics import MetricCollection
 
 from lightbase.core.build import make_trainer
 from lightbase.core.errors import say
@@ -23,22 +22,19 @@ from lightbase.core.testing import run_test
 
 
 class Pool(Callback):
-    """Adds the test samples of several checkpoints to one accumulator: that of the
-    first test, which is never reset."""
+    """Adds the test samples of several checkpoints to one accumulator.
+
+    means: The accumulator. None before the first test.
+    """
 
     means: Accumulator | None = None
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let this test add to the accumulator."""
-        means = pl_module.curves_callback.means
-        self.means = self.means or means["test"]
-        means["test"] = self.means
-
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave an empty accumulator to the callback that would log the metrics and
-        reset them. This callback has to be called before it."""
-        empty = Accumulator(MetricCollection({}))
-        pl_module.curves_callback.means["test"] = empty
+        """Let the accumulator of this test add its batches to the common one, too."""
+        test = pl_module.curves_callback.means["test"]
+        if self.means is None:
+            self.means = Accumulator(test.metrics.clone(), test.prefix, test.classes)
+        test.epoch = self.means
 
 
 def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
@@ -84,8 +80,8 @@ def fold_rows(
     """
     rows = []
     for metric in results[0]:
-        values = np.array([result.get(metric) for result in results], float)
-        row = {"metric": metric, "folds": len(values), "mean": values.mean()}
-        row |= {"lowest": values.min(), "highest": values.max()}
+        values = [result.get(metric, np.nan) for result in results]
+        row = {"metric": metric, "folds": len(values), "mean": np.mean(values)}
+        row |= {"lowest": np.min(values), "highest": np.max(values)}
         rows.append(row | {"pooled": pooled.get(metric)})
     return rows
