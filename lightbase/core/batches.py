@@ -97,16 +97,13 @@ def targets_of(batch: Any) -> Any:
     (N, C, H, W) of one shape."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
-    inputs, targets = batch
-    are_images = is_uint8_image(inputs) and is_uint8_image(targets)
-    if are_images and inputs.shape == targets.shape:
+    shapes = []  # of uint8 images
+    for part in batch:
+        if isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3:
+            shapes.append(part.shape)
+    if len(shapes) == 2 and shapes[0] == shapes[1]:
         return None  # such as two views; masks of this shape have to be int64
-    return targets
-
-
-def is_uint8_image(part: Any) -> bool:
-    """Return whether a part of a batch may be images, uint8 (N, C, H, W)."""
-    return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
+    return batch[1]
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:

@@ -706,8 +706,8 @@ def checked_weights(weights: Any, num: int) -> Tensor:
     """Return the weights of `num` samples as float64 (num,). Raise UserError for
     another shape, and for weights that are negative, not finite, or all 0."""
     weights = torch.as_tensor(weights, dtype=torch.float64)
-    is_valid = weights.shape == (num,) and weights.min() >= 0
-    if not is_valid or not 0 < weights.sum() < torch.inf:
+    total = weights.sum()
+    if weights.shape != (num,) or weights.min() < 0 or not 0 < total < torch.inf:
         raise UserError(
             f"sample_weights: {[*weights.shape]} weights from {weights.min()} to "
             f"{weights.max()}, for {num} samples",
