@@ -241,7 +241,7 @@ def as_mean(
     trials: The trials of the setting. With --trials, the last setting may have fewer.
     num_repeats: The number of trials of a whole setting.
     """
-    scores = [x.value for x in trials if x.state == TrialState.COMPLETE]
+    scores: list[Any] = [x.value for x in trials if x.state == TrialState.COMPLETE]
     total = spread(scores or [math.nan])
     row = values_of(trials[0]) | {"n": len(scores), sweep.monitor: total.mean}
     row["±"] = total.deviation
