@@ -203,19 +203,25 @@ def as_rows(runs: Runs) -> Rows:
     return rows
 
 
-def metrics_of(run: RunInfo) -> dict[str, float]:
-    """Return the numbers of a run that can be compared: the best value of its monitored
-    metric, and its test metrics. A metric that was NaN or infinite is NaN."""
-    return {
-        name: float("nan" if value is None else value)
-        for name, value in run.results.items()
-        if name.startswith(("best ", "test/"))
-    }
+def numbers_of(runs: dict[Any, RunInfo]) -> dict[str, dict[Any, float]]:
+    """Return {metric: {key: number}}, the numbers of runs that can be compared: the
+    best value of the monitored metric, and the test metrics. A metric that was NaN or
+    infinite is NaN.
+
+    runs: The runs by any key, such as the seed.
+    """
+    numbers: dict[str, dict[Any, float]] = {}
+    for key, run in runs.items():
+        for name, value in run.results.items():
+            if name.startswith(("best ", "test/")):
+                number = float("nan" if value is None else value)
+                numbers.setdefault(name, {})[key] = number
+    return numbers
 
 
-def setting_of(run: RunInfo) -> str:
-    """Return a text that is equal for runs of one setting, see `NOT_GROUPED`."""
-    return repr({x: run.settings[x] for x in run.settings if x not in NOT_GROUPED})
+def setting_of(run: RunInfo) -> Row:
+    """Return the settings of a run without those that may differ in a group."""
+    return {x: run.settings[x] for x in run.settings if x not in NOT_GROUPED}
 
 
 def as_groups(runs: Runs) -> Rows:
@@ -226,26 +232,19 @@ def as_groups(runs: Runs) -> Rows:
 
     groups: dict[str, Runs] = {}
     for run in runs:
-        groups.setdefault(setting_of(run), []).append(run)
-    heads = as_rows([group[0] for group in groups.values()])
-    rows = []
-    for head, group in zip(heads, groups.values(), strict=True):
-        finished = [run for run in group if run.results["status"] == "finished"]
+        groups.setdefault(repr(setting_of(run)), []).append(run)
+    means = []
+    for group in groups.values():
+        finished = [x for x in group if x.results["status"] == "finished"]
         names = [run.results["name"] for run in group]
         # runs of --seeds are NAME/seed_1, NAME/seed_2, ...
         row: Row = {"name": os.path.commonpath(names) or names[0], "n": len(group)}
         row["unfinished"] = len(group) - len(finished)
-        values: dict[str, list[float]] = {}
-        for run in finished:
-            for name, value in metrics_of(run).items():
-                values.setdefault(name, []).append(value)
-        for name in values:
-            total = spread(values[name])
+        for name, values in numbers_of(dict(enumerate(finished))).items():
+            total = spread([*values.values()])
             row |= {name: total.mean, f"± {name}": total.deviation}
-        kept = {x: head[x] for x in head if "." in x and x not in NOT_GROUPED}
-        rows.append(row | kept)
-    columns = dict.fromkeys(itertools.chain(*rows))
-    return [{column: row.get(column) for column in columns} for row in rows]
+        means.append(group[0]._replace(results=row, settings=setting_of(group[0])))
+    return as_rows(means)
 
 
 def compare(root: Path, names: list[str], with_test: bool) -> None:
@@ -260,42 +259,42 @@ def compare(root: Path, names: list[str], with_test: bool) -> None:
 
     if len(names) != 2:
         raise UserError("--compare takes two names", "give NAME NAME", 2)
-    first, second = (finished_by_seed(root, name, with_test) for name in names)
-    metrics = set.intersection(*map(set, [*first.values(), *second.values()]))
+    first, second = (numbers_by_seed(root, name, with_test) for name in names)
+    metrics = sorted(first.keys() & second.keys())
     if not metrics:
         raise UserError(
             "--compare: the runs have no validation in common", "add --test"
         )
-    for metric in sorted(metrics):
-        old = {seed: numbers[metric] for seed, numbers in first.items()}
-        new = {seed: numbers[metric] for seed, numbers in second.items()}
+    for metric in metrics:
+        old, new = first[metric], second[metric]
         print(f"{metric} of {names[0]}: {spread([*old.values()]).text()}")
         print(f"{metric} of {names[1]}: {spread([*new.values()]).text()}")
         print(f"{metric}, second minus first: {difference(old, new).text()}")
 
 
-def finished_by_seed(
+def numbers_by_seed(
     root: Path, name: str, with_test: bool
-) -> dict[int, dict[str, float]]:
-    """Return {seed: metrics} of the finished runs of a name. Of two runs with one seed,
-    the newest counts. Raise UserError if there are fewer than two seeds, or if the runs
-    differ in other settings: their mean would be of no setting."""
+) -> dict[str, dict[int, float]]:
+    """Return {metric: {seed: number}} of the finished runs of a name. Of two runs with
+    one seed, the newest counts. Raise UserError if there are fewer than two seeds, or
+    if the runs differ in other settings: their mean would be of no setting."""
     runs = find_runs(root, [name], with_test)
     runs = [run for run in runs if run.results["status"] == "finished"]
-    if len({(setting_of(run), run.settings.get("data.fold")) for run in runs}) > 1:
+    settings = [(setting_of(run), run.settings.get("data.fold")) for run in runs]
+    if any(setting != settings[0] for setting in settings):
         raise UserError(
             f"--compare {name}: its runs differ in more than the seed",
             f"runs.py {name} shows in what; give a NAME with one setting",
             2,
         )
-    by_seed = {run.settings["seed_everything"]: metrics_of(run) for run in runs}
+    by_seed = {run.settings["seed_everything"]: run for run in runs}
     if len(by_seed) < 2:
         raise UserError(
             f"--compare {name}: {len(by_seed)} finished runs with other seeds",
             f"train.py --seeds 5 --name {name} trains some",
             2,
         )
-    return by_seed
+    return numbers_of(by_seed)
 
 
 def short_text(value: Any) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightbase.commands.runs import metrics_of, read_run
+from lightbase.commands.runs import numbers_of, read_run
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, say
@@ -67,12 +67,11 @@ def summarize(
     folder: ROOT/NAME, which holds the runs.
     failures: {seed: the first line of the error}. The means are of the other seeds.
     """
-    values: dict[str, dict[int, float]] = {}
+    runs = {}
     for seed in seeds:
         if seed not in failures:
-            run = read_run(folder, newest_version(folder / f"seed_{seed}"))
-            for metric, value in metrics_of(run).items():
-                values.setdefault(metric, {})[seed] = value
+            runs[seed] = read_run(folder, newest_version(folder / f"seed_{seed}"))
+    values = numbers_of(runs)
     spreads = {}
     for metric in values:
         total = spread([*values[metric].values()])

@@ -12,7 +12,7 @@ from lightbase.commands import arguments
 from lightbase.commands.runs import (
     Row,
     find_runs,
-    metrics_of,
+    numbers_of,
     print_table,
     short_text,
 )
@@ -190,10 +190,9 @@ def print_folds(sweep: Sweep) -> None:
     """Print mean and range of each metric over the folds, and its value over the test
     samples of all folds together."""
     trials = sweep.study.get_trials(states=[TrialState.COMPLETE])
-    names = [name_of(trial.number) for trial in trials]
-    runs = [x for x in find_runs(sweep.folder, []) if x.results["name"] in names]
+    runs = find_runs(sweep.folder, [name_of(trial.number) for trial in trials])
     pooled = pooled_metrics(sweep.folder.parent, [run.folder for run in runs])
-    print_table(fold_rows([metrics_of(run) for run in runs], pooled))
+    print_table(fold_rows(numbers_of(dict(enumerate(runs))), pooled))
 
 
 def show_best(sweep: Sweep) -> None:
@@ -205,23 +204,25 @@ def show_best(sweep: Sweep) -> None:
     trial cannot be the best: the others may have been lucky. Raise UserError if each
     setting has one.
     """
-    trials = sweep.study.trials
-    settings = {repr(values_of(trial)): values_of(trial) for trial in trials}
-    rows = [as_mean(sweep, values, trials) for values in settings.values()]
-    if any(flag in sweep.searches for flag in REPEATS):
-        print_table(rows)
-    complete = [row for row in rows if row["state"] == "complete"]
+    settings: dict[str, list[FrozenTrial]] = {}
+    for trial in sweep.study.trials:
+        settings.setdefault(repr(values_of(trial)), []).append(trial)
+    repeats = [sweep.searches[flag] for flag in REPEATS if flag in sweep.searches]
+    num_repeats = math.prod(len(repeat.choices) for repeat in repeats)
+    rows = {key: as_mean(sweep, settings[key], num_repeats) for key in settings}
+    if repeats:
+        print_table([*rows.values()])
+    complete = [key for key in rows if rows[key]["state"] == "complete"]
     if not complete:
         raise UserError("each setting has a failed trial, so none is the best")
     sign = {"MINIMIZE": 1, "MAXIMIZE": -1}[sweep.study.direction.name]
-    best = min(complete, key=lambda row: (sign * row[sweep.monitor], row["±"]))
-    values = {flag: best[flag] for flag in sweep.searches if flag not in REPEATS}
-    say(f"Best flags: {shlex.join([*sweep.flags, *as_flags(values)])}")
-    for trial in trials:
-        if values_of(trial) == values:
-            path = f"{sweep.folder.name}/{name_of(trial.number)}"
-            command = script_command("evaluate.py", path, sweep.folder.parent)
-            say(f"To test it: python {command}")
+    best = min(complete, key=lambda x: (sign * rows[x][sweep.monitor], rows[x]["±"]))
+    values = as_flags(values_of(settings[best][0]))
+    say(f"Best flags: {shlex.join([*sweep.flags, *values])}")
+    for trial in settings[best]:
+        path = f"{sweep.folder.name}/{name_of(trial.number)}"
+        command = script_command("evaluate.py", path, sweep.folder.parent)
+        say(f"To test it: python {command}")
 
 
 def values_of(trial: FrozenTrial) -> Values:
@@ -229,24 +230,23 @@ def values_of(trial: FrozenTrial) -> Values:
     return {flag: x for flag, x in trial.params.items() if flag not in REPEATS}
 
 
-def as_mean(sweep: Sweep, values: Values, trials: list[FrozenTrial]) -> dict[Any, Any]:
+def as_mean(
+    sweep: Sweep, trials: list[FrozenTrial], num_repeats: int
+) -> dict[Any, Any]:
     """Return the values of a setting, the mean and the standard deviation (divisor n -
     1) of the monitored metric over the `n` trials that have finished, and the 95 %
     interval of the mean. For folds, which share training samples, this interval would
     be too narrow, so it is left out.
 
-    trials: All trials. With --trials, a setting may have fewer than others.
+    trials: The trials of the setting. With --trials, the last setting may have fewer.
+    num_repeats: The number of trials of a whole setting.
     """
-    scores: list[Any] = []
-    for trial in trials:
-        if values_of(trial) == values and trial.state == TrialState.COMPLETE:
-            scores.append(trial.value)
+    scores: list[Any] = [x.value for x in trials if x.state == TrialState.COMPLETE]
     total = spread(scores or [math.nan])
-    row = values | {"n": len(scores), sweep.monitor: total.mean, "±": total.deviation}
+    row = values_of(trials[0]) | {"n": len(scores), sweep.monitor: total.mean}
+    row["±"] = total.deviation
     if "data.fold" not in sweep.searches:
         row |= {"95 % from": total.low, "to": total.high}
-    repeats = [sweep.searches[flag] for flag in REPEATS if flag in sweep.searches]
-    num_repeats = math.prod(len(repeat.choices) for repeat in repeats)
     row["state"] = "complete"
     if len(scores) < num_repeats:
         row["state"] = f"{num_repeats - len(scores)} of {num_repeats} failed"

@@ -97,16 +97,13 @@ def targets_of(batch: Any) -> Any:
     (N, C, H, W) of one shape."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
-    inputs, targets = batch
-    are_images = is_uint8_image(inputs) and is_uint8_image(targets)
-    if are_images and inputs.shape == targets.shape:
+    shapes = []  # of uint8 images
+    for part in batch:
+        if isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3:
+            shapes.append(part.shape)
+    if len(shapes) == 2 and shapes[0] == shapes[1]:
         return None  # such as two views; masks of this shape have to be int64
-    return targets
-
-
-def is_uint8_image(part: Any) -> bool:
-    """Return whether a part of a batch may be images, uint8 (N, C, H, W)."""
-    return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
+    return batch[1]
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:
@@ -330,13 +327,10 @@ class DatasetSamples(Dataset[Any]):
     Args:
         dataset: The Dataset.
         collate: Makes a batch of a list of samples. Without it a batch is the list.
-        index: The positions that these samples had before `select`, int64 (M,). None
-            if they are all samples.
     """
 
     dataset: Any
     collate: Callable[[list], Any] | None = None
-    index: Tensor | None = None
 
     @property
     def targets(self) -> Any:
@@ -376,9 +370,7 @@ class DatasetSamples(Dataset[Any]):
             part: Any = self.dataset.select(index)
         else:
             part = Subset(self.dataset, index.tolist())
-        if self.index is not None:
-            index = self.index[index]
-        return DatasetSamples(part, self.collate, index)
+        return DatasetSamples(part, self.collate)
 
 
 Samples = TensorBatches | DatasetSamples

@@ -35,7 +35,6 @@ from lightbase.core.batches import (
     as_tensors,
     convert_types,
     inputs_of,
-    rows_of,
     seeded_order,
     share_from_worker,
     targets_of,
@@ -48,9 +47,9 @@ from lightbase.core.images import read_image
 from lightbase.core.project import PROJECT
 from lightbase.core.splits import (
     Fold,
-    Labelled,
     as_groups,
     class_numbers,
+    divide,
     fold_indices,
     fold_of_flags,
     hash_of,
@@ -123,9 +122,9 @@ class BaseDataModule(LightningDataModule):
     """The fold of the checkpoint."""
     shuffle_seed: int | None = None
     """The seed of the order of the training samples."""
-    training_samples: Samples | None = None
+    training_samples: Samples
     """The samples of `splits["train"]` with the transforms of training, for the
-    training loader. None if `load` does not take `training`."""
+    training loader. They are the same object if `load` does not take `training`."""
     train_weights: Tensor | None = None
     """The weights with which training samples are drawn, float64 (N,), or None."""
     trainer: Any  # set by Lightning before it asks for loaders
@@ -280,20 +279,23 @@ class BaseDataModule(LightningDataModule):
 
     def _load_train_and_val(self) -> None:
         """Load the training set. Take the test fold from it, if there are folds, and
-        then the validation samples, if the data has no validation set."""
-        loaded = train = self._load_labelled()
+        then the validation samples, if the data has no validation set. Raise UserError
+        for `sample_weights` that cannot be used."""
+        samples = self._load_split("train")
+        num = len(samples)
+        classes, groups = self._load_labels(samples)
+        index = torch.arange(num)  # of the samples that are left for the training
         if self.fold:
-            _, *labels = train
-            chosen = fold_indices(self.val_split, self.fold, *labels)
-            train = self._take("test", train, chosen)
+            chosen = fold_indices(self.val_split, self.fold, classes, groups)
+            index = self._take("test", samples, groups, index, chosen)
         if "val" in self.own_splits:
             self.splits["val"] = self._load_split("val")
         elif self.val_fraction > 0:
-            _, *labels = train
+            labels = classes[index], groups[index]
             chosen = part_indices(
                 self.val_split, self.val_fraction, self.split_seed, *labels
             )
-            train = self._take("val", train, chosen)
+            index = self._take("val", samples, groups, index, chosen)
         else:
             self._load_test()
             if "test" not in self.splits:
@@ -302,61 +304,61 @@ class BaseDataModule(LightningDataModule):
                     status=2,
                 )
             self.splits["val"] = self.splits["test"]
-        self.splits["train"] = train.samples
-        self.split_groups["train"] = train.groups
-        self._prepare_training(train.samples, len(loaded.samples))
-        if train is loaded and self.val_split != "random":
+        training_samples = samples
+        if takes_training(self.load):
+            training_samples = self._load_training(num)
+        if len(index) < num:
+            samples = samples.select(index)
+            training_samples = training_samples.select(index)
+        elif self.val_split != "random":
             say(
                 f"data.val_split {self.val_split} chooses no validation samples: the "
                 "data has its own, or val_fraction is 0"
             )
-
-    def _prepare_training(self, train: Samples, num: int) -> None:
-        """Set the samples of the training loader, and their weights.
-
-        Args:
-            train: The part of the training set that is for training.
-            num: The number of samples in the whole training set.
-
-        Raise UserError if `load` returns another number of samples for the training, or
-        for weights that cannot be used.
-        """
-        if takes_training(self.load):
-            samples = self._load_split("train", training=True)
-            if len(samples) != num:
-                raise UserError(
-                    f"load('train', training): {len(samples)} samples with training, "
-                    f"and {num} without",
-                    "return the same samples in the same order, with other transforms",
-                )
-            if train.index is not None:
-                samples = samples.select(train.index)
-            self.training_samples = samples
+        self.splits["train"] = samples
+        self.training_samples = training_samples
+        self.split_groups["train"] = groups[index]
         weights = self.sample_weights("train")
         if weights is not None:
-            weights = checked_weights(weights, num)
-            self.train_weights = rows_of(weights, train.index)
+            self.train_weights = checked_weights(weights, num)[index]
 
-    def _take(self, split: str, train: Labelled, chosen: Tensor) -> Labelled:
-        """Make a split of training samples. Return the others.
+    def _take(
+        self, split: str, samples: Samples, groups: Any, index: Tensor, chosen: Tensor
+    ) -> Tensor:
+        """Make a split of training samples. Return the positions that are left.
 
-        chosen: The positions of the samples for the split, int64.
+        Args:
+            samples, groups: The whole training set.
+            index: The positions that are not taken yet, int64.
+            chosen: Which of these positions are for the split, int64.
         """
-        part, train = train.divide(chosen)
-        self.splits[split] = part.samples
-        self.split_groups[split] = part.groups
+        part, rest = divide(index, chosen)
+        self.splits[split] = samples.select(part)
+        self.split_groups[split] = groups[part]
         self.split_hashes.add(hash_of(chosen))
-        return train
+        return rest
 
-    def _load_labelled(self) -> Labelled:
-        """Load the training set with its classes, and with its groups if val_split is
-        grouped. Raise UserError if val_split needs what is unknown."""
-        samples = self._load_split("train")
+    def _load_training(self, num: int) -> Samples:
+        """Load the training set with the transforms of training. Raise UserError if it
+        has another number of samples than `num`, the number without them."""
+        samples = self._load_split("train", training=True)
+        if len(samples) != num:
+            raise UserError(
+                f"load('train', training): {len(samples)} samples with training, "
+                f"and {num} without",
+                "return the same samples in the same order, with other transforms",
+            )
+        return samples
+
+    def _load_labels(self, samples: Samples) -> tuple[Tensor, Any]:
+        """Return what the training set is divided by: the class number of each sample,
+        int64 (N,), and its group, an array (N,). Unknown ones are zeros. Raise
+        UserError if val_split needs what is unknown."""
+        num = len(samples)
         classes = class_numbers(samples)
-        groups: Any = np.zeros(len(samples))
+        groups: Any = np.zeros(num)
         if self.val_split == "grouped":
-            name = type(self).__name__
-            groups = as_groups(self.groups("train"), len(samples), name)
+            groups = as_groups(self.groups("train"), num, type(self).__name__)
         elif self.val_split == "stratified" and classes is None:
             raise UserError(
                 "data.val_split stratified: the classes of the samples are unknown",
@@ -364,8 +366,8 @@ class BaseDataModule(LightningDataModule):
                 2,
             )
         if classes is None:
-            classes = torch.zeros(len(samples), dtype=torch.int64)
-        return Labelled(samples, classes, groups)
+            classes = torch.zeros(num, dtype=torch.int64)
+        return classes, groups
 
     def _compare_splits(self, trains: bool) -> None:
         """Raise UserError if the splits are not those of the checkpoint. If no training
@@ -460,9 +462,8 @@ class BaseDataModule(LightningDataModule):
         parts = {"test": order[: num // 5], "train": order[num // 5 :]}
         if self.val_split == "grouped":
             groups = as_groups(groups, num, type(self).__name__)
-            test = part_indices("grouped", 0.2, self.test_seed, index, groups)
-            is_test = torch.isin(index, test)
-            parts = {"test": index[is_test], "train": index[~is_test]}
+            chosen = part_indices("grouped", 0.2, self.test_seed, index, groups)
+            parts["test"], parts["train"] = divide(index, chosen)
             self.split_groups[split] = groups[parts[split]]
         self.split_hashes.add(hash_of(parts["test"]))
         return parts[split]
@@ -484,7 +485,7 @@ class BaseDataModule(LightningDataModule):
                 f"only {num} training samples; try --data.drop_last false"
             )
         loader = self._loader(
-            self.training_samples or self.splits["train"],
+            self.training_samples,
             self.batch_size,
             shuffle=shuffle,
             even=True,
@@ -705,8 +706,8 @@ def checked_weights(weights: Any, num: int) -> Tensor:
     """Return the weights of `num` samples as float64 (num,). Raise UserError for
     another shape, and for weights that are negative, not finite, or all 0."""
     weights = torch.as_tensor(weights, dtype=torch.float64)
-    is_valid = weights.shape == (num,) and weights.min() >= 0
-    if not is_valid or not 0 < weights.sum() < torch.inf:
+    total = weights.sum()
+    if weights.shape != (num,) or weights.min() < 0 or not 0 < total < torch.inf:
         raise UserError(
             f"sample_weights: {[*weights.shape]} weights from {weights.min()} to "
             f"{weights.max()}, for {num} samples",

@@ -51,28 +51,14 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
     return Fold(int(number), int(num_folds), seed)
 
 
-class Labelled(NamedTuple):
-    """Samples, and what they are divided by: the class number of each, int64 (N,), and
-    its group, an array (N,). Both are all zeros if they are unknown."""
+def divide(index: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the chosen values of `index` and the others, both in its order.
 
-    samples: Samples
-    classes: Tensor
-    groups: Any
-
-    def divide(self, chosen: Tensor) -> tuple["Labelled", "Labelled"]:
-        """Return two sets: the chosen samples, and all others. Both are in the order of
-        the data set.
-
-        chosen: The positions of the chosen samples, int64 (M,), in any order.
-        """
-        is_chosen = torch.zeros(len(self.classes), dtype=torch.bool)
-        is_chosen[chosen] = True
-        parts = []
-        for mask in (is_chosen, ~is_chosen):
-            index = mask.nonzero().flatten()
-            labels = self.classes[index], self.groups[index]
-            parts.append(Labelled(self.samples.select(index), *labels))
-        return parts[0], parts[1]
+    index: int64 (N,).
+    chosen: The positions of the chosen values, int64 (M,), in any order.
+    """
+    is_chosen = torch.isin(torch.arange(len(index)), chosen)
+    return index[is_chosen], index[~is_chosen]
 
 
 def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
@@ -85,7 +71,9 @@ def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
 
     Args:
         kind: The flag data.val_split.
-        classes, groups: See `Labelled`. The groups count for "grouped" only.
+        classes: The class number of each sample, int64 (N,). All are 0 if they are
+            unknown.
+        groups: The number of each sample's group, an array (N,), for "grouped".
     """
     num = len(classes)
     if num < fold.num_folds:

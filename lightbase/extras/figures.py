@@ -202,7 +202,7 @@ def has_images(data: Any) -> bool:
 def input_figure(data: BaseDataModule, model: BaseModule) -> Figure:
     """Draw up to NUM_IMAGES training images as the network gets them, after random
     transforms. Masks lie over the images."""
-    samples = data.training_samples or data.splits["train"]
+    samples = data.training_samples
     batch = samples.__getitems__(spread(len(samples), NUM_IMAGES).tolist())
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):

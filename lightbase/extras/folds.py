@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from lightning import Callback
-from torchmetrics import MetricCollection
 
 from lightbase.core.build import make_trainer
 from lightbase.core.errors import say
@@ -23,22 +22,21 @@ from lightbase.core.testing import run_test
 
 
 class Pool(Callback):
-    """Adds the test samples of several checkpoints to one accumulator: that of the
-    first test, which is never reset."""
+    """Adds the test samples of several checkpoints to one accumulator.
+
+    means: The accumulator. None before the first test.
+    """
 
     means: Accumulator | None = None
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let this test add to the accumulator."""
-        means = pl_module.curves_callback.means
-        self.means = self.means or means["test"]
-        means["test"] = self.means
-
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave an empty accumulator to the callback that would log the metrics and
-        reset them. This callback has to be called before it."""
-        empty = Accumulator(MetricCollection({}))
-        pl_module.curves_callback.means["test"] = empty
+        """Let the accumulator of this test add its batches to the common one, too."""
+        if isinstance(pl_module, BaseModule):
+            test = pl_module.curves_callback.means["test"]
+            if self.means is None:
+                metrics = test.metrics.clone()
+                self.means = Accumulator(metrics, test.prefix, test.classes)
+            test.epoch = self.means
 
 
 def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
@@ -58,14 +56,12 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
             return {}
         flags = [f"--trainer.default_root_dir={root}", "--trainer.devices=1"]
         spec, model, data = load_run(path, flags)
-        if not isinstance(model, BaseModule):
-            say(f"Nothing is pooled: {type(model).__name__} is no BaseModule")
-            return {}
         trainer = make_trainer(
             spec, model, first=[pool], logger=False, enable_checkpointing=False
         )
         run_test(trainer, model, data, None)
-    if pool.means is None:  # the module has no test_step
+    if pool.means is None:
+        say("Nothing is pooled: the module is no BaseModule, or has no test")
         return {}
     metrics = pool.means.result(lambda x: x)  # one process has all samples
     num = int(metrics["test/num_samples"])
@@ -74,18 +70,18 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
 
 
 def fold_rows(
-    results: Sequence[dict[str, float]], pooled: dict[str, float]
+    numbers: dict[str, dict[Any, float]], pooled: dict[str, float]
 ) -> list[dict[str, Any]]:
     """Return a row for each metric: the mean, the lowest and the highest value of the
     folds, and the value of all folds together.
 
-    results: The metrics of each fold.
+    numbers: {metric: {fold: value}}.
     pooled: The result of `pooled_metrics`.
     """
     rows = []
-    for metric in results[0]:
-        values = np.array([result.get(metric) for result in results], float)
-        row = {"metric": metric, "folds": len(values), "mean": values.mean()}
-        row |= {"lowest": values.min(), "highest": values.max()}
+    for metric in numbers:
+        values = [*numbers[metric].values()]
+        row = {"metric": metric, "folds": len(values), "mean": np.mean(values)}
+        row |= {"lowest": np.min(values), "highest": np.max(values)}
         rows.append(row | {"pooled": pooled.get(metric)})
     return rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightbase.core.config_files import read_config
 from lightbase.core.errors import UserError, first_line, say
-from lightbase.core.files import read_text, relative_to_cwd
+from lightbase.core.files import read_text
 from lightbase.core.folder import check_same_settings, newest_version, root_folder
 from lightbase.core.names import SAME_TRAINING_KEYS, flatten
 from lightbase.core.signals import Stopped
@@ -53,34 +53,34 @@ def train_seeds(
     train: A function that trains a run by the arguments of train.py.
     Raise UserError if an earlier run of this name has other settings.
     """
-    failures = {}
     root = root_folder(spec.config)
     settings = compared_settings(as_values(spec))
-    folders = {seed: root / spec.config.name / f"seed_{seed}" for seed in seeds}
-    runs = {seed: newest_run(folder) for seed, folder in folders.items()}
-    for run in runs.values():
-        if run:
+    commands = {}
+    for seed in seeds:
+        name = f"{spec.config.name}/seed_{seed}"
+        words = [*args, f"--seed_everything={seed}"]
+        run = newest_version(root / name)
+        if (run / "config.yaml").is_file():
             before = compared_settings(read_config(run / "config.yaml"))
             check_same_settings(run, before, settings)
-    for seed, folder in folders.items():
-        run = runs[seed]
-        if run is None or not is_complete(run, spec.config.test):
-            place = ["--name", f"{spec.config.name}/{folder.name}"]
-            words = [*args, f"--seed_everything={seed}", *place]
-            if run:
-                words = [*place, f"--trainer.default_root_dir={root}"]
-                words += [f"--test={spec.config.test}", "--ckpt_path=last"]
-            say(f"Seed {seed}, one of {len(seeds)}: {relative_to_cwd(folder)}")
-            try:
-                train(words)
-            except Stopped as stopped:
-                stopped.hint = "; the same command continues"
-                raise
-            except Exception as error:
-                if not isinstance(error, UserError):
-                    traceback.print_exc()
-                failures[seed] = first_line(error)
-                say(f"Seed {seed} failed: {error}")
+            if is_complete(run, spec.config.test):
+                continue
+            words = [f"--trainer.default_root_dir={root}", "--ckpt_path=last"]
+            words.append(f"--test={spec.config.test}")
+        commands[seed] = [*words, f"--name={name}"]
+    failures = {}
+    for seed, words in commands.items():
+        say(f"Seed {seed}, one of {len(seeds)}: {spec.config.name}/seed_{seed}")
+        try:
+            train(words)
+        except Stopped as stopped:
+            stopped.hint = "; the same command continues"
+            raise
+        except Exception as error:
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+            failures[seed] = first_line(error)
+            say(f"Seed {seed} failed: {error}")
     return failures
 
 
@@ -89,12 +89,6 @@ def is_complete(run: Path, with_test: bool) -> bool:
     an earlier command may have had --test false."""
     file = run / "metrics.json"
     return file.is_file() and (not with_test or "test/" in read_text(file))
-
-
-def newest_run(folder: Path) -> Path | None:
-    """Return the newest run in ROOT/NAME/seed_N, or None if it has no config."""
-    run = newest_version(folder)
-    return run if (run / "config.yaml").is_file() else None
 
 
 def compared_settings(config: Any) -> dict[str, Any]:
