@@ -62,12 +62,6 @@ FIT_LOSS = (
     "both in one shape"
 )
 """What to do about a loss that cannot take outputs and targets."""
-FIT_LAYER = (
-    "change the size of this layer, or its inputs: x.flatten(1) before a linear layer, "
-    "images (N, C, H, W), float32 from `normalize` (see to_float); --try_network false "
-    "leaves this check out"
-)
-"""What to do about a layer that cannot take its inputs."""
 
 
 class DryRun(Extra):
@@ -175,10 +169,12 @@ def check_returns(model: LightningModule, data: LightningDataModule) -> None:
 
 
 @contextmanager
-def short_misfits(module: Any, problem: str, way_out: str) -> Iterator[None]:
+def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None]:
     """Within this context, turn an error of a layer of a package into a UserError, if
     the layer is `module` or `module` has called it. The message has the arguments of
     the layer, and the tensors that it was given.
+
+    way_out: By default `fit_layer` finds one.
 
     An error in the user's code may be a bug, and is raised as it is.
     """
@@ -195,16 +191,32 @@ def short_misfits(module: Any, problem: str, way_out: str) -> Iterator[None]:
             raise
         # parameters have another type
         given = [x for x in values if type(x) is Tensor]
-        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+        of_device = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
+        if of_device or not (given or way_out):
             raise
         layer = layers[-1]
         texts = [f"{x.dtype} {tuple(x.shape)}" for x in given]
         raise UserError(
             f"{problem}: {type(layer).__name__}({layer.extra_repr()}) got "
             f"{', '.join(texts)}: {first_line(error)}",
-            way_out,
+            way_out or fit_layer(layer, given[0]),
             2,
         ) from error
+
+
+def fit_layer(layer: Any, inputs: Tensor) -> str:
+    """Return what to do about a layer that cannot take its inputs."""
+    size = getattr(layer, "in_features", getattr(layer, "in_channels", 0))
+    if size and inputs.dtype in (torch.uint8, torch.int64, torch.float64):
+        return "let `normalize` return float32, such as to_float(inputs, mean, std)"
+    if inputs[0].numel() == size:
+        return "flatten each sample before this layer: x.flatten(1)"
+    if inputs.shape[-1] == size:
+        return "channels come first: give images (N, C, H, W), see torch.permute"
+    return (
+        "change the size of this layer, in the code or by an argument of --model.net, "
+        "or what comes before it; --try_network false leaves this check out"
+    )
 
 
 def check_combinations(model: LightningModule, trainer: Any) -> None:
@@ -400,7 +412,7 @@ def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> An
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
     problem = f"{type(net).__name__} cannot take the samples {tuple(inputs.shape[1:])}"
     with (
-        short_misfits(net, f"{problem} of {name}", FIT_LAYER),
+        short_misfits(net, f"{problem} of {name}"),
         torch.autocast(inputs.device.type, dtype, enabled=precision in MIXED),
         isolate_rng(include_cuda=inputs.is_cuda),  # a lazy layer draws its weights
         # where kernels of Triton are launched

@@ -24,6 +24,7 @@ from lightbase.core.errors import UserError
 from lightbase.extras.dry_run import (
     DryRun,
     check_outputs,
+    fit_layer,
     load_data,
     say_random_validation,
     try_network,
@@ -323,6 +324,19 @@ def test_only_a_metric_that_exists_is_proposed(train: Train, tmp_path, capsys):
     run = partial(train_plain, tmp_path, "Anything", IMAGES, unknown)
     error = refused(capsys, tmp_path, run)
     assert error.endswith("give --monitor_mode max or min")
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "words"),
+    [
+        (nn.Linear(12, 2), torch.zeros(2, 3, 4), "flatten"),
+        (nn.Conv2d(3, 4, 1), torch.zeros(2, 8, 8, 3), "channels come first"),
+        (nn.Conv2d(3, 4, 1), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "normalize"),
+        (nn.Linear(12, 2), torch.zeros(2, 13), "change the size of this layer"),
+    ],
+)
+def test_the_way_out_of_a_misfit_goes_by_its_cause(layer, inputs, words):
+    assert words in fit_layer(layer, inputs)
 
 
 def test_softmax_before_cross_entropy_is_said():
