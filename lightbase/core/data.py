@@ -683,7 +683,9 @@ def as_samples(
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:
             raise UserError(
-                f"{name} has arrays of {sizes} samples: they must be equally long"
+                f"{name} has arrays of {str(sizes)[:40]} samples: they must be equally "
+                "long",
+                "put a list of samples into a Dataset",
             )
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
