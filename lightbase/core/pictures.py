@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
 from lightbase.core.curves import newest_step, num_steps
 
@@ -16,9 +17,14 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         """Return the content of a PNG file. Jupyter calls this."""
-        image = io.BytesIO()
-        self.savefig(image, format="png")
-        return image.getvalue()
+        return as_png(self).getvalue()
+
+
+def as_png(figure: Figure) -> io.BytesIO:
+    """Return a PNG file in memory."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image
 
 
 def has_pictures(trainer: Any) -> bool:
@@ -44,6 +50,7 @@ def log_figure(trainer: Any, tag: str, figure: Any) -> None:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(tag, figure, step)
         elif isinstance(logger, WandbLogger):
-            logger.log_image(tag, [figure], step)
+            # W&B takes a Figure, but no subclass of it
+            logger.log_image(tag, [Image.open(as_png(figure))], step)
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_figure(logger.run_id, figure, f"{tag}/{step}.png")

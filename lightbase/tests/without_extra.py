@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 OTHER_TESTS = {
-    "dry_run": ["test_checks.py"],
+    "dry_run": ["test_checks.py", "test_splits.py"],
     "environment": ["test_commit.py"],
     "figures": ["test_prediction_figures.py"],
     "folds": ["test_pooled.py"],
