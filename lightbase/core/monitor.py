@@ -89,10 +89,10 @@ def why_unvalidated(
 
     trainer: The Trainer's flags.
     """
-    if isinstance(data, BaseDataModule) and data.validates_on_test:
-        return "data.val_fraction 0: each epoch is measured on the test set"
     if trainer.limit_val_batches == 0:
         return "trainer.limit_val_batches 0"
+    if isinstance(data, BaseDataModule) and data.validates_on_test:
+        return "data.val_fraction 0: each epoch is measured on the test set"
     every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
     if every and last and 0 < last < every:
         return f"trainer.check_val_every_n_epoch {every} is above max_epochs {last}"
