@@ -21,12 +21,12 @@ from lightbase.core.batches import map_tensors, tensors_in, to_host
 from lightbase.core.errors import UserError, first_line
 
 Metrics = dict[str, Metric | None] | MetricCollection
-# Batches wait until their outputs hold so many numbers: one update of the metrics for
-# many batches costs hardly more than an update for one batch.
 WAY_OUT = (
     "does it fit the task? Metrics of classes take class numbers int64 (N,), such as "
     "argmax(1) of one-hot targets"
 )
+# Batches wait until their outputs hold so many numbers: one update of the metrics for
+# many batches costs hardly more than an update for one batch.
 MAX_NUMBERS = 2**20
 MAX_BATCHES = 1000
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
@@ -177,9 +177,11 @@ class Accumulator:
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
             self.num_broken = self.num_broken + (labels != targets).sum()
-            # one-hot targets; torchmetrics would take each 0 and 1 for a class
-            if "Multiclass" in type(metric).__name__ and outputs.shape == targets.shape:
-                self.num_broken += 1
+            # One-hot targets: torchmetrics would take each 0 and 1 for a class. Outputs
+            # that are class numbers may have the shape of the targets.
+            is_multiclass = "Multiclass" in type(metric).__name__
+            if is_multiclass and outputs.is_floating_point():
+                self.num_broken += int(outputs.shape == targets.shape)
         problem = f"{name} cannot take outputs and targets"
         with short_metric_errors(metric, problem, outputs, targets):
             metric.update(outputs, labels)

@@ -192,6 +192,11 @@ def test_a_classification_metric_gets_float_targets_as_labels() -> None:
     accuracy = MulticlassAccuracy(3, validate_args=False)
     with pytest.raises(UserError, match="argmax"):  # its accuracy would be wrong
         result(measured({"acc": accuracy}, logits, one_hot))
+    # class numbers as outputs have the shape of their targets, too
+    numbers = result(
+        measured({"acc": accuracy}, logits.argmax(1), one_hot.argmax(1).float())
+    )
+    assert 0 <= numbers["acc"] <= 1
 
 
 class BoxCountError(MeanAbsoluteError):
