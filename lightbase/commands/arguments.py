@@ -194,7 +194,7 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
         raise UserError(
             f"--ckpt_path {text}: no such file, nor a run with this checkpoint"
             + did_you_mean(text, names),
-            "python scripts/runs.py lists the runs; --best NAME the best of them",
+            "python scripts/runs.py lists the runs",
         )
     return path
 

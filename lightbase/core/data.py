@@ -685,7 +685,7 @@ def as_samples(
             raise UserError(
                 f"{name} has arrays of {str(sizes)[:40]} samples: they must be equally "
                 "long",
-                "put a list of samples into a Dataset",
+                "return as many of each, or put a list of samples into a Dataset",
             )
         samples = TensorBatches(values)
         return DatasetSamples(samples, collate) if collate else samples
