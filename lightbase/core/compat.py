@@ -11,6 +11,7 @@ Lightning 2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.
 import argparse
 import contextlib
 import functools
+import io
 import logging
 import os
 import re
@@ -137,6 +138,61 @@ def change_yaml_loader(change: Callable[[Any], None]) -> None:
     of the parser is. No issue is known.
     """
     change(_loaders_dumpers.get_yaml_default_loader())
+
+
+def around_epoch_start(
+    trainer: Any, context: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+    """Let Lightning begin each epoch of the training within a context. When the context
+    is entered, no hook of the epoch has been called. When it is left, all hooks
+    on_train_epoch_start have been called, and no batch is fetched.
+
+    Callbacks have no hook that comes before or after the hooks of all others.
+    """
+    loop = trainer.fit_loop
+    begin_epoch = loop.on_advance_start
+
+    def begin_in_context() -> None:
+        with context():
+            begin_epoch()
+
+    loop.on_advance_start = begin_in_context
+
+
+def begin_epoch_within(trainer: Any) -> bool:
+    """Let Lightning call the hooks of the epoch's start again if the training resumes
+    within an epoch. Return whether it does. No issue is known."""
+    loop = trainer.fit_loop
+    if not loop.restarted_mid_epoch:
+        return False
+    loop.reset_restart_stage()
+    for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
+        counts.ready -= 1
+        counts.started -= 1
+    return True
+
+
+def copy_of_state(trainer: Any) -> Checkpoint:
+    """Return what a checkpoint would hold now, as a copy in CPU memory."""
+    buffer = io.BytesIO()
+    torch.save(trainer._checkpoint_connector.dump_checkpoint(), buffer)
+    buffer.seek(0)
+    return torch.load(buffer, map_location="cpu", weights_only=False)
+
+
+def restore_state(trainer: Any, checkpoint: Checkpoint) -> None:
+    """Give module, data, callbacks, optimizers and schedules the state in a checkpoint.
+    The counters of the loops stay.
+
+    Lightning restores a file only, together with the loops.
+    """
+    connector = trainer._checkpoint_connector
+    connector._loaded_checkpoint = checkpoint
+    connector.restore_model()
+    connector.restore_datamodule()
+    connector.restore_callbacks()
+    connector.restore_optimizers_and_schedulers()
+    connector._loaded_checkpoint = {}
 
 
 def begin_epoch_again(trainer: Any) -> None:

@@ -233,11 +233,12 @@ class Terminate(Callback):
 
 @pytest.mark.slow
 def test_all_ranks_stop_together_at_a_signal_and_go_on(tmp_path):
-    flags = "--model.net test_distributed.Dropout --trainer.max_epochs 3"
+    flags = "--model test_epoch_start.Scaled --model.net test_distributed.Dropout"
+    flags += " --trainer.max_epochs 3 --trainer.callbacks test_epoch_start.SetsFactor"
     args = (flags, *WITH_METRICS)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     run(whole, 2, *args)
-    terminate = "--trainer.callbacks test_distributed.Terminate"
+    terminate = "--trainer.callbacks+ test_distributed.Terminate"
     outputs = run(cut, 2, *args, terminate, status=128 + signal.SIGTERM)
     assert "Stopped by SIGTERM; to continue:\ntorchrun (or srun) ... " in outputs[0]
     assert not outputs[1]

@@ -1,0 +1,189 @@
+"""A resume within an epoch: what the hooks of the epoch's start have set is there again,
+and generators of the user's own go on. The weights are those of an uninterrupted run.
+"""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
+from lightning import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
+from paths import Train, Trained, argv, script
+from stops import Terminate
+from torch import Tensor, nn
+from written import checkpoint, equal, weights
+
+from lightbase.core.state import generators_in, restore_generator, state_of
+
+HERE = "test_epoch_start"
+
+
+class Scaled(Classifier):
+    """Its loss has a factor, which subclasses set."""
+
+    factor = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * self.factor
+
+
+class Curriculum(Scaled):
+    """Draws an unsaved factor in each epoch. Counts epochs in a buffer, in the
+    checkpoint and in the options of the optimizer."""
+
+    num_epochs = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register_buffer("count", torch.zeros(()))
+
+    def on_train_start(self) -> None:
+        self.base = float(torch.rand(()))
+
+    def on_train_epoch_start(self) -> None:
+        self.factor = self.base + self.current_epoch + random.random()
+        self.factor += float(torch.rand(())) + np.random.rand()
+        self.count += 1
+        self.factor += float(self.count)
+        self.log("factor", self.factor)
+        self.num_epochs += 1
+        self.optimizers().param_groups[0]["lr"] *= 0.7
+        with torch.no_grad():
+            self.net.layers[-1].bias.mul_(0.5)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["num_epochs"] = self.num_epochs
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.num_epochs = checkpoint["num_epochs"]
+
+
+class SetsFactor(Callback):
+    """Sets the factor of the module, and has a state of its own."""
+
+    def __init__(self) -> None:
+        self.factors: list[float] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.factors.append(1.0 + len(self.factors) + float(torch.rand(())))
+        pl_module.factor = self.factors[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factors": self.factors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.factors = state_dict["factors"]
+
+
+class SetsByFunction(LambdaCallback):
+    def __init__(self) -> None:
+        super().__init__(on_train_epoch_start=self.set_factor)
+
+    def set_factor(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.factor = 0.5**trainer.current_epoch
+
+
+class Noise(nn.Module):
+    """Adds noise of its own generator, one for each bit generator of numpy, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+        kinds = (np.random.MT19937, np.random.Philox, np.random.SFC64, np.random.PCG64)
+        self.others = [np.random.Generator(kind(5)) for kind in kinds]
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = sum(float(other.normal()) for other in self.others)
+        return x + noise + torch.randn(x.shape, generator=self.generator)
+
+
+class OwnGenerators(Scaled):
+    """Has a generator in a layer, in an object, and one that the start makes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.net.layers.insert(0, Noise())
+        self.helper = SimpleNamespace(numbers={"a": random.Random(1)})
+
+    def on_train_start(self) -> None:
+        self.late = np.random.RandomState(4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.factor = self.helper.numbers["a"].random() + self.late.rand()
+        return super().training_step(batch, batch_idx)
+
+
+class Augmented(SyntheticImages):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.generator = torch.Generator().manual_seed(9)
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.randint(9, inputs.shape, generator=self.generator)
+
+
+class Draws(Callback):
+    """Its generator begins each epoch anew, and the hook draws from it."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.rng = np.random.default_rng(trainer.current_epoch)
+        self.rng.random()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        pl_module.factor = self.rng.random()
+
+
+class Accumulates(GradientAccumulationScheduler):
+    def __init__(self) -> None:
+        super().__init__({1: 4})
+
+
+CASES = {
+    "module": f"--model {HERE}.Curriculum",
+    "callback": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.SetsFactor",
+    "lambda": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.SetsByFunction",
+    "accumulation": f"--trainer.callbacks {HERE}.Accumulates",
+    "generators": f"--model {HERE}.OwnGenerators --data {HERE}.Augmented",
+    "drawing": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.Draws",
+}
+
+
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
+@pytest.mark.linux
+def test_a_resume_within_an_epoch_ends_with_the_weights_of_an_uninterrupted_run(
+    train: Train, trained: Trained, tmp_path, monkeypatch, flags
+):
+    flags += " --trainer.max_epochs 3 --trainer.callbacks+ stops.Terminate"
+    whole, _ = trained(flags)
+    monkeypatch.setattr(Terminate, "at_batch", 7)
+    with pytest.raises(SystemExit):
+        train(flags)
+    monkeypatch.setattr(Terminate, "at_batch", None)
+    folder = tmp_path / "tiny" / "version_0"
+    assert checkpoint(folder)["global_step"] in (19 + 8, 19 + 2)
+    script("train").main(argv("--ckpt_path", folder / "checkpoints" / "last.ckpt"))
+    assert equal(weights(folder), weights(whole))
+    found, expected = checkpoint(folder), checkpoint(whole)
+    assert found.get("num_epochs") == expected.get("num_epochs")
+    key = "SetsFactor"
+    assert found["callbacks"].get(key) == expected["callbacks"].get(key)
+
+
+def test_generators_are_found_and_go_on() -> None:
+    owner = SimpleNamespace(
+        a=torch.Generator(), b=[random.Random(0), {"c": np.random.default_rng(0)}]
+    )
+    owner.itself, owner.data = owner, [random.Random(0)] * 20_000
+    owner.system, owner.kind = random.SystemRandom(), random.Random
+    found = generators_in(owner)
+    assert found.keys() == {".a", ".b.0", ".b.1.c"}
+    states = {path: state_of(found[path]) for path in found}
+    before = owner.b[0].random(), owner.b[1]["c"].random()
+    for path in found:
+        restore_generator(found[path], states[path])
+    assert (owner.b[0].random(), owner.b[1]["c"].random()) == before
