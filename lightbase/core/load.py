@@ -46,14 +46,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     checkpoint = load_checked(path)
     config: Any = entries(checkpoint).get("config")
     # version 0.2 did not save "lightbase"
-    keys = {"state_dict", "package", "lightbase"}
-    if not is_config(config) or not keys <= checkpoint.keys():
+    is_run = isinstance(entries(checkpoint).get("package"), str)
+    keys = {"state_dict", "lightbase"}
+    if not is_run or not is_config(config) or not keys <= checkpoint.keys():
         raise UserError(
             f"{path} is no checkpoint of a run: it lacks the weights, or the config "
             "that train.py saves from version 0.3 on"
         )
     config.pop(REMOVED, None)
-    checkpoint["config"] = renamed(config, str(checkpoint["package"]))
+    checkpoint["config"] = renamed(config, checkpoint["package"])
     return checkpoint
 
 
@@ -159,7 +160,9 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
         state = entries(saved.get(type(data).__qualname__))
         if state:
             # until version 0.3 the test part followed from split_seed
-            data.test_seed = int(state.get("test_seed", data.split_seed))
+            test_seed = state.get("test_seed", data.split_seed)
+            if isinstance(test_seed, int):
+                data.test_seed = test_seed
         data.prepare_data()
         data.setup("fit")
     load_weights(model, path, is_complete=True, content=content)

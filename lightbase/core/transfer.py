@@ -19,6 +19,11 @@ from lightbase.core.checkpoint import load_checked
 from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.optim import matches, no_such_name
 
+Table = dict[str, Tensor]
+Part = tuple[str, Table]
+"""A part of a file, or of a network, and the tensors that fit, by the network's names.
+"""
+
 
 def load_weights(
     net: nn.Module, path: Path, is_complete: bool = False, content: Any = None
@@ -29,29 +34,40 @@ def load_weights(
     The names in the file, or the names in the network, may have a prefix, such as
     "net.", "module." or "backbone.".
 
+    path: The file. FILE:NAME takes the part NAME of the file, or fills the part NAME of
+        the network, such as encoder_q.
     is_complete: The file must have all tensors of the network.
     content: The content of the file, if the caller has read it already.
 
     Raise UserError for a file that is missing, damaged, not safe to load, or without a
-    fitting tensor of at least one dimension.
+    fitting tensor of at least one dimension. Raise it also if two parts of the file fit
+    equally well, and for tensors that cannot be weights.
     """
+    name = ""
+    if ":" in path.name and not path.exists():
+        file, _, name = str(path).rpartition(":")
+        path = Path(file)
     if content is None:
         content = read_weights(path)
     state = net.state_dict()
     tables = tensor_tables(content)
-    candidates = [fitting(state, table) for table in tables]
-    matched = max(candidates, key=len, default={})
+    parts = [part for key in tables for part in fitting(state, tables[key], key)]
+    if name:
+        parts = [part for part in parts if f".{part[0]}".endswith(f".{name}")]
+    matched = max((tensors for _, tensors in parts), key=len, default={})
     unmatched = [name for name in state if name not in matched]
     # A single number, such as BatchNorm's counter, fits any network.
     has_weights = any(tensor.dim() for tensor in matched.values())
     if not has_weights or (is_complete and unmatched):
-        names = [name for table in tables for name in table]
+        names = [name for table in tables.values() for name in table]
         raise UserError(
             f"model.weights {path}: no tensor in it fits {type(net).__name__} by name "
             f"and shape for {shortened(unmatched)}",
             f"the file has {shortened(names) or 'no tensors by name'}",
             2,
         )
+    check_choice(path, parts, len(matched))
+    check_values(path, state, matched)
     net.load_state_dict(matched, strict=False)
     text = f"Weights: {len(matched)} of {len(state)} tensors are those of {path}"
     if unmatched:
@@ -59,56 +75,90 @@ def load_weights(
     say(text)
 
 
-def tensor_tables(content: Any) -> list[dict[str, Tensor]]:
-    """Return each table {name: tensor} that a file holds: the file's dict itself, and
-    every dict in it, such as "state_dict". Return nothing for other content."""
-    if not isinstance(content, dict):
-        return []
-    tables = []
-    for table in [content, *content.values()]:
-        if isinstance(table, dict):
-            # torch.compile renames the parts of a network that it compiles
-            tables.append(
-                {
-                    str(name).replace("_orig_mod.", ""): value
-                    for name, value in table.items()
-                    if torch.is_tensor(value)
-                }
+def check_choice(path: Path, parts: Sequence[Part], num_fitting: int) -> None:
+    """Raise UserError if several parts fit equally well, with different tensors.
+
+    num_fitting: The number of tensors in the parts that fit best.
+    """
+    names: dict[frozenset[Any], str] = {}
+    for name, tensors in parts:
+        if len(tensors) == num_fitting:
+            ids = frozenset((key, id(tensors[key])) for key in tensors)
+            names.setdefault(ids, name)
+    if len(names) > 1 and "" not in names.values():  # "": names without a prefix
+        raise UserError(
+            f"model.weights {path}: several parts fit equally well: "
+            f"{shortened(names.values())}",
+            f"name one of them: --model.weights {path}:{[*names.values()][-1]}",
+            2,
+        )
+
+
+def check_values(path: Path, state: Table, matched: Table) -> None:
+    """Raise UserError for NaN, and for integers in the place of floating-point numbers,
+    such as quantised weights without their scale."""
+    for name, value in matched.items():
+        has_nan = value.is_floating_point() and value.isnan().any()
+        is_other = value.is_floating_point() != state[name].is_floating_point()
+        if has_nan or (is_other and value.dim()):
+            raise UserError(
+                f"model.weights {path}: {name} has NaN, or is {value.dtype} for "
+                f"{state[name].dtype}",
+                "give a file with weights as floating-point numbers",
+                2,
             )
+
+
+def tensor_tables(content: Any) -> dict[str, Table]:
+    """Return each table {name: tensor} that a file holds, by its key: the file's dict
+    itself as "", and every dict in it, such as "state_dict". Return nothing for other
+    content."""
+    if not isinstance(content, dict):
+        return {}
+    tables = {}
+    for key, table in {"": content, **content}.items():
+        # WeightAveraging keeps the weights before the averaging under this key
+        if isinstance(table, dict) and key != "current_model_state":
+            # torch.compile renames the parts of a network that it compiles
+            tables[key] = {
+                name.replace("_orig_mod.", ""): value
+                for name, value in table.items()
+                if isinstance(name, str) and torch.is_tensor(value)
+            }
     return tables
 
 
-def fitting(state: dict[str, Tensor], table: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file that fit a network by name and shape, by the
+def fitting(state: Table, table: Table, key: str) -> list[Part]:
+    """Return the parts of a table that fit a network by name and shape: tensors by the
     network's names.
 
-    A prefix is removed from the names of the file or added to them. It is the same for
-    all names. Of all prefixes, the one that makes most tensors fit is taken.
+    In each part the same prefix is removed from the names of the file, or added to
+    them.
 
     state: The tensors of the network by name.
     table: The tensors of the file by name.
+    key: The name of the table.
     """
-    pairs = [("", prefix) for prefix in prefixes(state)]
-    pairs += [(prefix, "") for prefix in prefixes(table)]
-    best: dict[str, Tensor] = {}
-    for old, new in pairs:
+    pairs = {("", "")}
+    for name in state:
+        pairs |= {("", x) for x in prefixes(name) if name.removeprefix(x) in table}
+    for name in table:
+        pairs |= {(x, "") for x in prefixes(name) if name.removeprefix(x) in state}
+    parts = []
+    for old, new in sorted(pairs):
         matched = {}
         for name, value in table.items():
             renamed = new + name.removeprefix(old)
             if renamed in state and state[renamed].shape == value.shape:
                 matched[renamed] = value
-        best = max(best, matched, key=len)
-    return best
+        parts.append((f"{key}.{old}{new}".strip("."), matched))
+    return parts
 
 
-def prefixes(names: Iterable[str]) -> list[str]:
-    """Return the beginnings of dotted names, of at most two parts: "", "a." and "a.b."
-    for the name a.b.c.weight."""
-    beginnings = {""}
-    for name in names:
-        parts = [f"{part}." for part in name.split(".")[:-1]]
-        beginnings.update(accumulate(parts[:2]))
-    return sorted(beginnings)
+def prefixes(name: str) -> list[str]:
+    """Return the beginnings of a dotted name, of one and two parts: "a." and "a.b." for
+    a.b.c.weight."""
+    return [*accumulate(f"{part}." for part in name.split(".")[:-1])][:2]
 
 
 def shortened(names: Iterable[str]) -> str:

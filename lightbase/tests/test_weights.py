@@ -2,17 +2,19 @@
 not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from paths import script
+from paths import script, time_limit
 from safetensors.torch import save_file
 from small import ConvNet
 from torch import Tensor, nn
 from written import checkpoint_file, equal
 
+from lightbase import load
 from lightbase.core.errors import UserError
-from lightbase.core.transfer import load_weights
+from lightbase.core.transfer import fitting, load_weights
 
 
 def source(prefix: str = "") -> dict[str, Tensor]:
@@ -85,6 +87,96 @@ def test_a_file_without_weights_of_the_network_is_refused(tmp_path, content, mes
     with pytest.raises(UserError, match=message) as caught:
         loaded(tmp_path / "w.pth")
     assert len(str(caught.value).splitlines()) == 2
+
+
+def two(first: str, second: str) -> dict[str, Any]:
+    """Two networks with other weights, by name."""
+    other = {name: value + 1 for name, value in source().items()}
+    return {first: source(), second: other}
+
+
+def flat(tables: dict[str, Any]) -> dict[str, Tensor]:
+    return {f"{key}.{name}": x for key in tables for name, x in tables[key].items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (two("ema_model", "model"), "model"),
+        (flat(two("encoder_k", "encoder_q")), "encoder_q"),
+        ({"state_dict": flat(two("student", "teacher"))}, "teacher"),
+        ({"model": flat(two("a.net", "b.net"))}, "model.b.net"),
+    ],
+)
+def test_of_two_parts_that_fit_one_has_to_be_named(tmp_path, content, name, capsys):
+    file = tmp_path / "w.pth"
+    torch.save(content, file)
+    with pytest.raises(UserError, match="several parts fit equally well: ") as caught:
+        loaded(file)
+    assert name in str(caught.value).splitlines()[0]
+    assert f"--model.weights {file}:" in str(caught.value).splitlines()[1]
+    expected = {key: value + 1 for key, value in source().items()}
+    assert equal(loaded(Path(f"{file}:{name}")), expected)
+    with pytest.raises(UserError, match="no tensor in it fits ConvNet"):
+        loaded(Path(f"{file}:nothing"))
+
+
+def test_of_two_places_in_a_network_one_has_to_be_named(tmp_path: Path) -> None:
+    torch.save(source(), tmp_path / "w.pth")
+    net = nn.ModuleDict({"left": ConvNet(5), "right": ConvNet(5)})
+    with pytest.raises(UserError, match="left, right"):
+        load_weights(net, tmp_path / "w.pth")
+    load_weights(net, Path(f"{tmp_path / 'w.pth'}:right"))
+    assert equal(net.right.state_dict(), source())
+
+
+def test_averaged_weights_and_equal_names_count_before_others(tmp_path: Path) -> None:
+    contents = (
+        {"state_dict": source(), "current_model_state": two("a", "b")["b"]},
+        source() | flat({"ema": two("a", "b")["b"]}),
+        {"model": source(), "state_dict": source()},
+    )
+    contents[2]["state_dict"] = contents[2]["model"]
+    for content in contents:
+        torch.save(content, tmp_path / "w.pth")
+        assert equal(loaded(tmp_path / "w.pth"), source())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: (x * 100).to(torch.int8),
+        lambda x: x > 0,
+        lambda x: x.to(torch.int64),
+        lambda x: x * torch.nan,
+    ],
+)
+def test_values_that_cannot_be_weights_are_refused(tmp_path, change):
+    content = source() | {"head.weight": change(source()["head.weight"])}
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"head\.weight has NaN, or is torch"):
+        loaded(tmp_path / "w.pth")
+
+
+def test_the_time_for_many_tensors_grows_with_their_number() -> None:
+    names = [f"blocks.{i}.weight" for i in range(20_000)]
+    state = {name: torch.ones(1) for name in names}
+    table = {f"model.{name}": torch.ones(1) for name in names}
+    with time_limit(20):
+        sizes = {name: len(part) for name, part in fitting(state, table, "")}
+    assert sizes == {"": 0, "model": 20_000}
+
+
+def test_a_file_of_somebody_else_with_endless_values_is_refused(tmp_path: Path) -> None:
+    endless: Any = []
+    for _ in range(60):
+        endless = [endless, endless]
+    config = {"trainer": {}, "model": {}, "data": {}}
+    for key in ("package", "lightbase", "state_dict", "config"):
+        content = {"state_dict": {}, "package": "x", "lightbase": "1", "config": config}
+        torch.save(content | {key: endless}, tmp_path / "w.ckpt")
+        with time_limit(20), pytest.raises(UserError):
+            load(tmp_path / "w.ckpt")
 
 
 def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
