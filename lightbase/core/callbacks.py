@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    WeightAveraging,
 )
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -31,6 +32,7 @@ from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.compat import (
     batch_index,
+    follow_until_averaged,
     keeps_masks,
     quiet_lightning,
     replace_signal_exchange,
@@ -155,6 +157,25 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "give it a dirpath",
                 2,
             )
+
+
+class AverageFollows(Callback):
+    """Before the first update of a WeightAveraging, lets validations, checkpoints and
+    the end of the training take the weights that train. It has to be called before
+    the WeightAveraging."""
+
+    def follow(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+        """Copy the weights, unless the first update comes at the end of this epoch:
+        after the validation, which would measure other weights."""
+        for callback in trainer.callbacks:
+            is_average = isinstance(callback, WeightAveraging)
+            if is_average and not callback.should_update(
+                epoch_idx=trainer.current_epoch
+            ):
+                follow_until_averaged(callback, pl_module)
+
+    on_validation_epoch_start = on_train_end = follow
+    on_save_checkpoint = follow  # type: ignore[assignment]
 
 
 class StopWithoutLoss(Callback):

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
-from lightning import Trainer
-from lightning.pytorch.callbacks import ModelPruning
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelPruning, WeightAveraging
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours
@@ -329,3 +329,15 @@ def keeps_masks(callback: ModelPruning) -> bool:
     """Return whether a ModelPruning saves each weight as a mask and the weight before
     the pruning. A network without masks cannot read such a checkpoint."""
     return not callback._make_pruning_permanent
+
+
+def follow_until_averaged(callback: WeightAveraging, module: LightningModule) -> None:
+    """Copy the weights of the module into the average of a WeightAveraging, if nothing
+    has been averaged yet. The average has the weights of the start otherwise.
+
+    The first update copies the weights, and does not average. No issue is known.
+    """
+    average = callback._average_model
+    if average is not None and not average.n_averaged:
+        average.update_parameters(module)
+        average.n_averaged.zero_()

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import (
 )
 
 from lightbase.core.build import make_trainer
-from lightbase.core.callbacks import leave, make_callbacks
+from lightbase.core.callbacks import AverageFollows, leave, make_callbacks
 from lightbase.core.checkpoint import AtomicCheckpointIO
 from lightbase.core.compat import epochs_done
 from lightbase.core.device_errors import short_device_errors
@@ -86,7 +86,7 @@ def train(
                 spec,
                 model,
                 callbacks,
-                first=first,
+                first=[AverageFollows(), *first],
                 logger=loggers or False,
                 plugins=[AtomicCheckpointIO(checks)],
             )

@@ -2,7 +2,8 @@
 test_validated.py has what is validated, saved, tested and loaded again."""
 
 import pytest
-from written import refused
+from lightning.pytorch.callbacks import WeightAveraging
+from written import equal, refused, weights
 
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 
@@ -17,6 +18,44 @@ def test_a_resumed_average_is_that_of_an_uninterrupted_run(train):
     assert train(averaging, flags)["test/loss"] == straight["test/loss"]
     plain = train("--model.lr 0.003 --trainer.max_epochs 3")
     assert plain["test/loss"] != straight["test/loss"]
+
+
+class LateAverage(WeightAveraging):
+    """Averages from the last step of the second epoch on."""
+
+    def should_update(self, step_idx=None, epoch_idx=None) -> bool:
+        return step_idx is not None and step_idx > 36
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        f"{CALLBACKS}.EMAWeightAveraging --trainer.callbacks.update_starting_at_step 99",
+        f"{CALLBACKS}.EMAWeightAveraging --trainer.callbacks.update_every_n_steps 0 "
+        "--trainer.callbacks.update_starting_at_epoch 9",
+        "--trainer.callbacks test_averaging.LateAverage",
+    ],
+)
+def test_until_the_first_update_the_average_is_what_trains(
+    train, trained, tmp_path, callback
+):
+    plain, expected = trained("--trainer.max_epochs 1")
+    metrics = train(callback, "--trainer.max_epochs 1")
+    folder = tmp_path / "tiny" / "version_0"
+    for name in ("best", "last"):
+        assert equal(weights(folder, name), weights(plain, name))
+    assert metrics | {"train_seconds": 0} == expected | {"train_seconds": 0}
+
+
+def test_a_late_average_goes_on_after_a_resume(train, trained, tmp_path):
+    flags = "--trainer.callbacks test_averaging.LateAverage"
+    whole, _ = trained(flags, "--trainer.max_epochs 3")
+    train(flags, "--trainer.max_epochs 1")
+    train("--ckpt_path last --trainer.max_epochs 2")
+    train("--ckpt_path last --trainer.max_epochs 3")
+    for name in ("best", "last"):
+        folder = tmp_path / "tiny" / "version_0"
+        assert equal(weights(folder, name), weights(whole, name))
 
 
 def test_averages_that_no_validation_has_seen_are_refused(train, tmp_path, capsys):
