@@ -171,8 +171,8 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
 
     text: The path of a file, relative to the working folder or to the repository.
         `last` or `best` is the newest file of this name in all runs. NAME/version_N, or
-        the folder of a run, is the best.ckpt of this run. NAME is the best.ckpt of its
-        newest run.
+        the folder of a run, is the best.ckpt of this run, or its last.ckpt if it has no
+        other. NAME is that of its newest run.
     root: The folder of all runs.
     Raise UserError if there is no such file.
     """
@@ -188,7 +188,10 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
         newest = newest_version(path)
         if newest.exists():  # else `path` is the folder of a run
             path = newest
+        last = path / "checkpoints" / "last.ckpt"
         path = path / "checkpoints" / "best.ckpt"
+        if last.is_file() and not path.is_file():
+            path = last
     if not path.exists():
         names = {folder.name for folder in logs.glob("*")} - {text}
         raise UserError(

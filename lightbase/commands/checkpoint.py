@@ -32,7 +32,10 @@ def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
     fit today's code. See `load_run`.
     """
     quiet_lightning()
-    say(f"Checkpoint: {relative_to_cwd(options.ckpt_path)}")
+    text = f"Checkpoint: {relative_to_cwd(options.ckpt_path)}"
+    if not options.ckpt_path.with_name("best.ckpt").exists():
+        text += " (there is no best.ckpt)"
+    say(text)
     return load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
 
 

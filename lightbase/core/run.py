@@ -197,6 +197,8 @@ def say_best(trainer: Trainer) -> None:
     best = best_callback(trainer)
     if best and best.monitor:
         text = best.best_text(epochs_done(trainer))
+        if best.best_model_score is None and not trainer.fast_dev_run:
+            text = f"Nothing has measured {best.monitor}: there is no best.ckpt"
         if text:
             say(text)
 

@@ -268,8 +268,14 @@ class WholeEpochs(Callback):
     Lightning also counts an epoch that max_steps or max_time cuts short, so a resume
     would leave out the rest of the epoch. With max_steps, Lightning treats a resume
     from the end of an epoch as a resume in the middle, and would leave out the next
-    epoch.
+    epoch. It also leaves out the validation after the last step.
     """
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Let Lightning validate after the last step of max_steps, as it does when
+        something else ends a training."""
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]

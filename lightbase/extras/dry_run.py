@@ -114,6 +114,16 @@ class DryRun(Extra):
         with short_misfits(criterion, problem, FIT_LOSS):
             yield []
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print a line if a schedule by epochs would never step."""
+        intervals = [config.interval for config in trainer.lr_scheduler_configs]
+        num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
+        if "epoch" in intervals and 0 < trainer.max_steps < num_steps:
+            say(
+                f"trainer.max_steps {trainer.max_steps} ends the first epoch, so a "
+                "schedule by epochs never steps; --model.scheduler_interval step does"
+            )
+
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:

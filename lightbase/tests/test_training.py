@@ -158,6 +158,30 @@ def test_a_finished_run_goes_on_for_longer_where_it_was(
     assert equal(weights(tmp_path / "tiny/version_0"), weights(whole))
 
 
+@pytest.mark.parametrize(
+    ("flags", "step"), [("--trainer.max_steps 10", 9), ("--trainer.max_steps 30", 29)]
+)
+def test_the_last_of_max_steps_is_validated(train, tmp_path, flags, step):
+    train(flags)
+    folder = tmp_path / "tiny" / "version_0"
+    assert curves(folder)["val/acc"][-1][0] == step
+    assert checkpoint(folder, "best")["global_step"] == step + 1
+
+
+def test_a_run_that_ends_in_its_first_epoch_says_what_it_leaves_out(
+    train, tmp_path, capsys
+):
+    flags = "--trainer.max_steps 10 --model.scheduler ConstantLR"
+    train(flags, "--trainer.check_val_every_n_epoch 2")
+    out = capsys.readouterr().out
+    assert "max_steps 10 ends the first epoch, so a schedule by epochs never" in out
+    assert "Nothing has measured val/acc: there is no best.ckpt" in out
+    place = ["--ckpt_path", "tiny", "--trainer.default_root_dir", str(tmp_path)]
+    assert script("evaluate").main(place)["test/num_samples"] == 75
+    out = capsys.readouterr().out
+    assert out.count("last.ckpt (there is no best.ckpt)") == 1
+
+
 @pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "WarmupCosineLR"])
 def test_a_schedule_that_is_made_for_a_length_refuses_another_one(
     train, tmp_path, capsys, name
