@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+import lightbase
 from lightbase.core.errors import UserError, did_you_mean, say
 from lightbase.core.files import read_text, relative_to_cwd
 from lightbase.core.project import PROJECT
@@ -125,8 +126,12 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
         }
     if isinstance(config, list):
         return [renamed(value, package) for value in config]
-    if config == "lightbase.Features":  # in version 0.3 it was part of the library
-        return f"{PROJECT.package}.data.features.Features"
+    first, _, name = str(config).rpartition(".")
+    if f"{first}.".startswith("lightbase.") and isinstance(config, str):
+        if name == "Features":  # in version 0.3 it was part of the library
+            return f"{PROJECT.package}.data.features.Features"
+        if name in lightbase.MODULES:
+            return f"lightbase.{lightbase.MODULES[name]}.{name}"
     if key in IMPORT_PATH_KEYS and str(config).startswith(f"{package}."):
         return PROJECT.package + str(config).removeprefix(package)
     return config

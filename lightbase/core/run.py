@@ -192,7 +192,7 @@ def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
     return text
 
 
-def say_best(trainer: Trainer) -> None:
+def say_best(trainer: Any) -> None:
     """Print which epoch is the best, if a metric compares epochs."""
     best = best_callback(trainer)
     if best and best.monitor:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pages import PACKAGE, REPO, commands, text_of
+from PIL import Image
 
 OF_0_3 = "651ef6d"  # the last commit of version 0.3
 GIT = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org")
@@ -18,6 +19,23 @@ SHORT = (
     "--trainer.limit_train_batches=40",
     "--trainer.log_every_n_steps=20",
 )
+
+SCRIPT = (sys.executable, "scripts/train.py")
+NET = ("--model.net=project.models.mlp.MLP",)
+OTHERS = {
+    "features": (
+        *("--data=lightbase.Features", *NET, "--model.net.sizes=[10,4,2]"),
+        *("--model.scheduler=WarmupCosineLR", "--trainer.max_steps=160"),
+    ),
+    "folders": (
+        *("--data=lightbase.ImageFolder", "--data.data_dir=photos", *NET),
+        *("--data.image_shape=[3,8,8]", "--model.net.sizes=[192,4,2]"),
+        *("--data.batch_size=8", "--model.scheduler=lightbase.optim.FinalDecayLR"),
+        "--trainer.max_steps=160",
+    ),
+    "discs": ("--config=configs/discs_mlp.yaml", "--data.num_train=500"),
+}
+"""Runs of version 0.3 with classes that have moved since, or that the project keeps."""
 
 
 def call(folder: Path, *command: str) -> str:
@@ -52,6 +70,15 @@ def test_a_project_of_version_0_3_takes_todays_library(tmp_path: Path) -> None:
     take(template, project)
     config = "configs/small_net.yaml"
     train(project, config, "--trainer.max_epochs=1")
+    for name in ("a", "b"):
+        for split in ("train", "test"):
+            (project / "photos" / split / name).mkdir(parents=True)
+            for i in range(60):
+                image = Image.new("RGB", (8, 8), (i, 128, 4 * (name == "a")))
+                image.save(project / "photos" / split / name / f"{i}.png")
+    words = (*SCRIPT, *SHORT, "--trainer.max_epochs=1")
+    for name, flags in OTHERS.items():
+        call(project, *words, f"--name={name}", *flags)
 
     page = text_of("docs/upgrade.md")
     typed = [command for command in commands(page) if command.startswith("git ")]
@@ -79,6 +106,11 @@ def test_a_project_of_version_0_3_takes_todays_library(tmp_path: Path) -> None:
     assert "steps_per_execution has no effect" in printed
     assert "Trained 2 epochs" in printed
     run = "logs/small_net/version_0"
+    for name in OTHERS:
+        again = (f"--name={name}", "--ckpt_path=last", "--trainer.max_epochs=2")
+        assert "Trained 2 epochs" in call(project, *SCRIPT, *again)
+        test = (sys.executable, "scripts/evaluate.py", f"--ckpt_path={name}")
+        assert '"test/loss"' in call(project, *test)
     evaluate = ("scripts/evaluate.py", f"--ckpt_path={run}/checkpoints/best.ckpt")
     assert '"test/acc"' in call(project, sys.executable, *evaluate)
     assert "Trained 2 epochs" in train(project, f"{run}/config.yaml", "--name=again")
