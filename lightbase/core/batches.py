@@ -117,8 +117,9 @@ def with_parts(batch: Any, *parts: Any) -> Any:
 def convert_types(batch: Any) -> Any:
     """Return the batch with dtypes that networks and losses take. float64 becomes
     float32. If the batch has targets (see `targets_of`) and they are one tensor, float
-    targets become float32, and integers and bools become int64."""
-    batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
+    targets become float32, and integers and bools become int64. Raise UserError for a
+    number that is too large for float32."""
+    batch = map_tensors(as_float32, batch)
     targets = targets_of(batch)
     if isinstance(targets, Tensor):
         dtype = torch.int64
@@ -126,6 +127,22 @@ def convert_types(batch: Any) -> Any:
             dtype = torch.float32
         batch = with_parts(batch, batch[0], targets.to(dtype))
     return batch
+
+
+def as_float32(values: Tensor) -> Tensor:
+    """Return float64 as float32, and any other tensor as it is. Raise UserError for a
+    finite number that would become infinite."""
+    if values.dtype != torch.float64:
+        return values
+    converted = values.float()
+    too_large = converted.isinf() & values.isfinite()
+    if too_large.any():
+        raise UserError(
+            f"the data has a number that is too large for float32: "
+            f"{values[too_large][0]:g}",
+            "scale such numbers in the data, or take their logarithm",
+        )
+    return converted
 
 
 def rows_of(values: Any, index: Tensor | None) -> Any:
