@@ -161,6 +161,14 @@ def seeded_order(num: int, seed: int) -> Tensor:
     return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
 
 
+def spread(num: int, count: int) -> Tensor:
+    """Return at most `count` positions from 0 to num - 1, int64, with equal distances.
+    The first `count` samples could all have one class, because data may be sorted by
+    class."""
+    count = min(num, count)
+    return torch.arange(count) * (num - 1) // max(count - 1, 1)
+
+
 class Indices(list[int]):
     """The indices of the samples in a batch. `seed` is the seed of the random
     transforms of this batch, in [0, 2**63)."""

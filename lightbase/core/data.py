@@ -50,6 +50,7 @@ from lightbase.core.splits import (
     as_groups,
     class_numbers,
     divide,
+    fingerprint,
     fold_indices,
     fold_of_flags,
     hash_of,
@@ -163,6 +164,9 @@ class BaseDataModule(LightningDataModule):
         # of the samples that were chosen for the splits, now and in the checkpoint
         self.split_hashes: set[str] = set()
         self.saved_hashes: set[str] = set()
+        # {split: fingerprint of its samples}, now and in the checkpoint
+        self.fingerprints: dict[str, str] = {}
+        self.saved_fingerprints: dict[str, str] = {}
         # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
@@ -370,14 +374,25 @@ class BaseDataModule(LightningDataModule):
         return classes, groups
 
     def _compare_splits(self, trains: bool) -> None:
-        """Raise UserError if the splits are not those of the checkpoint. If no training
-        continues, print a line instead."""
-        if not self.saved_hashes or self.split_hashes <= self.saved_hashes:
+        """Raise UserError if the splits, or the samples, are not those of the
+        checkpoint. If no training continues, print a line instead."""
+        name = type(self).__name__
+        problem = ""
+        for split, saved in self.saved_fingerprints.items():
+            # the test set of the data may change: the training had none of it
+            counts = not trains or split != "test"
+            if counts and self.fingerprints.get(split, saved) != saved:
+                problem = (
+                    f"{name} has other {split} samples than in the training, or in "
+                    "another order"
+                )
+        if self.saved_hashes and not self.split_hashes <= self.saved_hashes:
+            problem = (
+                f"{name} is split in another way than in the training: the data or a "
+                "package has changed"
+            )
+        if not problem:
             return
-        problem = (
-            f"{type(self).__name__} is split in another way than in the training: the "
-            "data or a package has changed"
-        )
         if trains:
             raise UserError(
                 problem,
@@ -409,6 +424,8 @@ class BaseDataModule(LightningDataModule):
         samples = as_samples(self.load(split, **options), name, collate)
         if not len(samples):
             raise UserError(f"{name} is empty")
+        if not training:
+            self.fingerprints[split] = fingerprint(samples)
         batch = samples.__getitems__([0])
         inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
@@ -597,6 +614,7 @@ class BaseDataModule(LightningDataModule):
             "empty_batch": self.input_spec,  # the key of version 0.3, for its files
             "test_seed": self.test_seed,
             "split_hashes": sorted(self.split_hashes),
+            "fingerprints": self.fingerprints,
         }
         if self.fold:
             state["fold"] = list(self.fold)
@@ -617,6 +635,8 @@ class BaseDataModule(LightningDataModule):
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
         self.saved_hashes = {*state_dict.get("split_hashes", [])}
+        # earlier versions have none
+        self.saved_fingerprints = dict(state_dict.get("fingerprints", {}))
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):

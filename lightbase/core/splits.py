@@ -9,17 +9,34 @@ import hashlib
 import warnings
 from collections.abc import Iterator
 from itertools import chain
+from os.path import commonprefix
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
-from lightbase.core.batches import Samples, seeded_order
+from lightbase.core.batches import (
+    DatasetSamples,
+    Samples,
+    TensorBatches,
+    seeded_order,
+    spread,
+    tensors_in,
+)
 from lightbase.core.errors import UserError, first_line
 
 NUM_DRAWS = 50
 """How often a number of groups is drawn: more draws hardly come nearer to a share."""
+
+NUM_HASHED = 1000
+"""How many numbers of a large array its fingerprint reads."""
+NUM_READ = 8
+"""How many samples of a Dataset its fingerprint reads."""
+LISTS_OF_FILES = ("samples", "imgs", "files", "images")
+"""Attributes in which Datasets, such as those of torchvision, keep their files."""
 
 
 class Fold(NamedTuple):
@@ -172,14 +189,92 @@ def hash_of(index: Tensor) -> str:
     return hashlib.sha256(index.numpy().tobytes()).hexdigest()
 
 
+def fingerprint(samples: Samples) -> str:
+    """Return a hash that tells the samples of a set, and their order, from others. It
+    reads a part of the data only. It is the same on any machine, and after the folder
+    of the data has moved.
+
+    It depends on the targets and some numbers of arrays. Of a Dataset it depends on the
+    names of the files and on the targets, if it has the attributes of torchvision's
+    sets; otherwise on a few samples, unless they are random.
+    """
+    content = hashlib.sha256(str(len(samples)).encode())
+    dataset: Any = samples
+    while isinstance(dataset, DatasetSamples | Subset):
+        if isinstance(dataset, Subset):
+            content.update(bytes_of(torch.as_tensor(dataset.indices)))
+        dataset = dataset.dataset
+    if isinstance(dataset, TensorBatches):
+        parts = tensors_in(dataset.all_values)
+    else:
+        names = names_of_files(dataset)
+        content.update(names)
+        parts = tensors_in(as_tensor(getattr(dataset, "targets", None)))
+        if not parts and not names:
+            parts = few_samples(samples)
+    for part in parts:
+        content.update(bytes_of(part))
+    return content.hexdigest()
+
+
+def names_of_files(dataset: Any) -> bytes:
+    """Return the names of a Dataset's files, without the beginning that all have, such
+    as the folder. Return b"" if there are none, see LISTS_OF_FILES."""
+    for attribute in LISTS_OF_FILES:
+        names = getattr(dataset, attribute, None)
+        if not isinstance(names, list) or not names:
+            continue
+        if isinstance(names[0], tuple):  # with the class number
+            names = [name for name, *_ in names]
+        if isinstance(names[0], str | Path):
+            texts = [Path(name).as_posix() for name in names]
+            start = len(commonprefix(texts))  # noqa: RUF071  # may cut a name
+            return "\n".join(text[start:] for text in texts).encode(errors="replace")
+    return b""
+
+
+def few_samples(samples: Samples) -> list[Tensor]:
+    """Return the tensors in a few samples of a Dataset, or [] if a second reading gives
+    other ones."""
+    positions = spread(len(samples), NUM_READ).tolist()
+    first, second = (
+        tensors_in([samples.__getitems__([i]) for i in positions]) for _ in range(2)
+    )
+    if list(map(bytes_of, first)) != list(map(bytes_of, second)):
+        return []
+    return first
+
+
+def bytes_of(values: Tensor) -> bytes:
+    """Return the content of a tensor for a hash: of integers (N,) all of it, otherwise
+    NUM_HASHED numbers at most. Floats are rounded to 8 bits: generated data may differ
+    in the last bits on another machine."""
+    values = torch.atleast_1d(values)
+    if values.dim() > 1 or values.is_floating_point():
+        positions = spread(values.numel(), NUM_HASHED)
+        values = values[torch.unravel_index(positions, values.shape)]
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if values.is_floating_point():
+        values = values.bfloat16()
+    return values.double().numpy().tobytes()
+
+
+def as_tensor(values: Any) -> Tensor | None:
+    """Return values as a tensor, or None if they are not numbers."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
 def class_numbers(samples: Samples) -> Tensor | None:
     """Return the class number of each sample, int64 (N,). Return None if the targets
     are not one integer for each sample, or if they are unknown. No sample is read:
     arrays are in memory, and a Dataset may have an attribute `targets`."""
-    try:
-        targets = torch.as_tensor(samples.targets)
-    except (TypeError, ValueError, RuntimeError):  # they are None, or not numbers
+    targets = as_tensor(samples.targets)
+    if targets is None or targets.is_floating_point():
         return None
-    if targets.shape != (len(samples),) or targets.is_floating_point():
+    if targets.shape != (len(samples),):
         return None
     return targets.long()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 from torchvision.utils import make_grid
 
-from lightbase.core.batches import inputs_of, targets_of, to_host
+from lightbase.core.batches import inputs_of, spread, targets_of, to_host
 from lightbase.core.curves import Stage, gather, run_folder, stage_name
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import say
@@ -382,10 +382,3 @@ def displayable(images: Tensor) -> Tensor:
         x = x.mean(1, keepdim=True).repeat(1, 3, 1, 1)
     x = x - x.amin((1, 2, 3), keepdim=True)
     return x / x.amax((1, 2, 3), keepdim=True).clamp(min=1e-12)
-
-
-def spread(num: int, count: int) -> Tensor:
-    """Return at most `count` indices from 0 to num - 1, int64, with equal distances.
-    The first `count` indices could all have one class, because data may be sorted by
-    class."""
-    return torch.linspace(0, num - 1, min(num, count), dtype=torch.float64).long()

@@ -186,5 +186,8 @@ def test_weights_with_nan_are_refused_before_the_training(
     for flags in ("--model.weights", "--trust_checkpoint true --ckpt_path"):
         run = lambda flags=flags: train(flags, tmp_path / "nan.ckpt", "--name new")  # noqa: E731
         error = fails(capsys, 1, run)
-        assert "the weight net.layers.1.bias is NaN or infinite before the training" in error
+        assert (
+            "the weight net.layers.1.bias is NaN or infinite before the training"
+            in error
+        )
     assert not [*tmp_path.rglob("new/version_*")]
