@@ -171,11 +171,11 @@ def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
 
     data: A BaseDataModule makes batches of its samples. Others get those of torch.
     """
-    collate = default_collate
+    collate, keeps_float64 = default_collate, False
     if isinstance(data, BaseDataModule):
-        collate = data.collate
+        collate, keeps_float64 = data.collate, data.keeps_float64
     while waiting := list(islice(samples, BATCH_SIZE)):
-        batch = convert_types(collate(waiting))
+        batch = convert_types(collate(waiting), keeps_float64)
         if isinstance(batch, Tensor):
             batch = (batch, None)
         yield batch
@@ -201,6 +201,8 @@ def samples_in(
     for path in paths:
         for file in list_images(path) or [path]:
             try:
+                if not file.exists():
+                    raise UserError("no such file", "give the path of a file or folder")
                 for name, sample in data.read_inputs(file):
                     names.append(name)
                     yield sample
@@ -327,7 +329,7 @@ def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
         spec = data.input_spec
     if isinstance(inputs, list) or spec is None:
         return inputs, False
-    values = convert_types(as_tensors(inputs))
+    values = convert_types(as_tensors(inputs), data.keeps_float64)
     is_single = values.dim() < spec.dim()
     if is_single:
         values = values[None]

@@ -9,7 +9,7 @@ connects them. The functions at the beginning take batches apart and convert the
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -114,12 +114,16 @@ def with_parts(batch: Any, *parts: Any) -> Any:
     return parts
 
 
-def convert_types(batch: Any) -> Any:
+def convert_types(batch: Any, keeps_float64: bool = False) -> Any:
     """Return the batch with dtypes that networks and losses take. float64 becomes
     float32. If the batch has targets (see `targets_of`) and they are one tensor, float
     targets become float32, and integers and bools become int64. Raise UserError for a
-    number that is too large for float32."""
-    batch = map_tensors(as_float32, batch)
+    number that is too large for float32.
+
+    keeps_float64: Leave inputs of float64 as they are.
+    """
+    if not keeps_float64:
+        batch = map_tensors(as_float32, batch)
     targets = targets_of(batch)
     if isinstance(targets, Tensor):
         dtype = torch.int64
@@ -279,10 +283,12 @@ class TensorBatches(Dataset[Batch]):
         all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
         index: The positions of the samples that belong to this object, int64 (M,). The
             tensors are shared, not copied. By default all samples belong to it.
+        keeps_float64: See `convert_types`.
     """
 
     all_values: Any
     index: Tensor | None = None
+    keeps_float64: bool = False
 
     def __post_init__(self) -> None:
         tensors = tensors_in(self.all_values)
@@ -294,7 +300,7 @@ class TensorBatches(Dataset[Batch]):
     @property
     def values(self) -> Batch:
         """All samples as one batch. With an index this is a copy."""
-        return convert_types(rows_of(self.all_values, self.index))
+        return convert_types(rows_of(self.all_values, self.index), self.keeps_float64)
 
     @property
     def targets(self) -> Any:
@@ -317,7 +323,7 @@ class TensorBatches(Dataset[Batch]):
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
         if self.index is not None:
             chosen = self.index[chosen]
-        return convert_types(rows_of(self.all_values, chosen))
+        return convert_types(rows_of(self.all_values, chosen), self.keeps_float64)
 
     def __getitem__(self, index: int) -> Any:
         return map_tensors(itemgetter(0), self.__getitems__([index]))
@@ -326,7 +332,7 @@ class TensorBatches(Dataset[Batch]):
         """Return the samples at these positions, int64 (M,), without a copy."""
         if self.index is not None:
             index = self.index[index]
-        return TensorBatches(self.all_values, index)
+        return replace(self, index=index)
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches one call of __getitems__ should read. Each call has a
@@ -338,7 +344,8 @@ class TensorBatches(Dataset[Batch]):
 
     def to(self, device: torch.device) -> "TensorBatches":
         """Return a copy of the samples on this device."""
-        return TensorBatches(map_tensors(lambda x: x.to(device), self.values))
+        values = map_tensors(lambda x: x.to(device), self.values)
+        return TensorBatches(values, keeps_float64=self.keeps_float64)
 
 
 @dataclass(eq=False)

@@ -116,6 +116,9 @@ class BaseDataModule(LightningDataModule):
     input_spec: Tensor | None = None
     """An empty tensor (0, ...) with the shape and dtype of the inputs that `load`
     returns. None before `setup`, and if the inputs are not one tensor."""
+    keeps_float64 = False
+    """Whether inputs of float64 reach `normalize` as they are, because float32 has too
+    few digits for them. By default they become float32 before."""
     test_seed = 0
     """The seed that chooses a fifth as the test set, if the data has none. No flag
     changes it, so that all runs have the same test set."""
@@ -421,7 +424,9 @@ class BaseDataModule(LightningDataModule):
         options = {}
         if takes_training(self.load):
             options = {"training": training}
-        samples = as_samples(self.load(split, **options), name, collate)
+        samples = as_samples(
+            self.load(split, **options), name, collate, self.keeps_float64
+        )
         if not len(samples):
             raise UserError(f"{name} is empty")
         if not training:
@@ -680,7 +685,10 @@ class BaseDataModule(LightningDataModule):
 
 
 def as_samples(
-    loaded: Any, name: str, collate: Callable[[list], Any] | None
+    loaded: Any,
+    name: str,
+    collate: Callable[[list], Any] | None,
+    keeps_float64: bool = False,
 ) -> Samples:
     """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
     and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
@@ -690,6 +698,7 @@ def as_samples(
         loaded: The result of `load`.
         name: The text with which the message of the error begins.
         collate: The `collate` of the user's class. None stands for torch's function.
+        keeps_float64: See `convert_types`.
     """
     if type(loaded) is TensorDataset:
         loaded = loaded.tensors
@@ -698,7 +707,7 @@ def as_samples(
         parts = loaded if isinstance(loaded, tuple | list) else [loaded]
         # Arrays that stay in their files are converted batch by batch.
         if not any(isinstance(part, np.memmap) for part in parts):
-            values = convert_types(values)
+            values = convert_types(values, keeps_float64)
             say_not_finite(values, name)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
@@ -708,7 +717,7 @@ def as_samples(
                 "long",
                 "return as many of each, or put a list of samples into a Dataset",
             )
-        samples = TensorBatches(values)
+        samples = TensorBatches(values, keeps_float64=keeps_float64)
         return DatasetSamples(samples, collate) if collate else samples
     is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
     if is_map and not isinstance(loaded, str | bytes | IterableDataset):

@@ -9,14 +9,12 @@ import hashlib
 import warnings
 from collections.abc import Iterator
 from itertools import chain
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
 from lightbase.core.batches import (
     DatasetSamples,
@@ -194,70 +192,56 @@ def fingerprint(samples: Samples) -> str:
     reads a part of the data only. It is the same on any machine, and after the folder
     of the data has moved.
 
-    It depends on the targets and some numbers of arrays. Of a Dataset it depends on the
-    names of the files and on the targets, if it has the attributes of torchvision's
-    sets; otherwise on a few samples, unless they are random.
+    It depends on the targets and on some numbers of arrays. Of a Dataset it depends on
+    the attribute `targets` and the names of the files. If it has neither, a few samples
+    are read, and count unless they are random.
     """
     content = hashlib.sha256(str(len(samples)).encode())
     dataset: Any = samples
-    while isinstance(dataset, DatasetSamples | Subset):
-        if isinstance(dataset, Subset):
-            content.update(bytes_of(torch.as_tensor(dataset.indices)))
-        dataset = dataset.dataset
+    if isinstance(samples, DatasetSamples):
+        dataset = samples.dataset
     if isinstance(dataset, TensorBatches):
-        parts = tensors_in(dataset.all_values)
-    else:
-        names = names_of_files(dataset)
-        content.update(names)
-        parts = tensors_in(as_tensor(getattr(dataset, "targets", None)))
-        if not parts and not names:
-            parts = few_samples(samples)
-    for part in parts:
-        content.update(bytes_of(part))
+        content.update(bytes_of(dataset.all_values))
+        return content.hexdigest()
+    facts = names_of_files(dataset) + bytes_of(as_tensor(samples.targets))
+    content.update(facts)
+    if not facts:
+        for i in spread(len(samples), NUM_READ).tolist():
+            first = bytes_of(samples.__getitems__([i]))
+            if first == bytes_of(samples.__getitems__([i])):
+                content.update(first)
     return content.hexdigest()
 
 
 def names_of_files(dataset: Any) -> bytes:
-    """Return the names of a Dataset's files, without the beginning that all have, such
-    as the folder. Return b"" if there are none, see LISTS_OF_FILES."""
+    """Return the names of a Dataset's files, without their folders, or b"" if there are
+    none, see LISTS_OF_FILES."""
     for attribute in LISTS_OF_FILES:
-        names = getattr(dataset, attribute, None)
-        if not isinstance(names, list) or not names:
-            continue
-        if isinstance(names[0], tuple):  # with the class number
-            names = [name for name, *_ in names]
-        if isinstance(names[0], str | Path):
-            texts = [Path(name).as_posix() for name in names]
-            start = len(commonprefix(texts))  # noqa: RUF071  # may cut a name
-            return "\n".join(text[start:] for text in texts).encode(errors="replace")
+        files = getattr(dataset, attribute, None)
+        if isinstance(files, list) and files and isinstance(files[0], tuple):
+            files = [file for file, *_ in files]  # with the class number
+        if isinstance(files, list) and files and isinstance(files[0], str | Path):
+            return "\n".join(Path(file).name for file in files).encode(errors="replace")
     return b""
 
 
-def few_samples(samples: Samples) -> list[Tensor]:
-    """Return the tensors in a few samples of a Dataset, or [] if a second reading gives
-    other ones."""
-    positions = spread(len(samples), NUM_READ).tolist()
-    first, second = (
-        tensors_in([samples.__getitems__([i]) for i in positions]) for _ in range(2)
-    )
-    if list(map(bytes_of, first)) != list(map(bytes_of, second)):
-        return []
-    return first
-
-
-def bytes_of(values: Tensor) -> bytes:
-    """Return the content of a tensor for a hash: of integers (N,) all of it, otherwise
+def bytes_of(values: Any) -> bytes:
+    """Return the content of tensors for a hash: of integers (N,) all of it, otherwise
     NUM_HASHED numbers at most. Floats are rounded to 8 bits: generated data may differ
-    in the last bits on another machine."""
-    values = torch.atleast_1d(values)
-    if values.dim() > 1 or values.is_floating_point():
-        positions = spread(values.numel(), NUM_HASHED)
-        values = values[torch.unravel_index(positions, values.shape)]
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    if values.is_floating_point():
-        values = values.bfloat16()
-    return values.double().numpy().tobytes()
+    in the last bits on another machine.
+
+    values: Tensors in any structure.
+    """
+    content = b""
+    for tensor in tensors_in(values):
+        numbers = torch.atleast_1d(tensor)
+        if numbers.dim() > 1 or numbers.is_floating_point():
+            positions = spread(numbers.numel(), NUM_HASHED)
+            numbers = numbers[torch.unravel_index(positions, numbers.shape)]
+        if numbers.is_floating_point():
+            numbers = numbers.bfloat16()
+        content += numbers.contiguous().view(torch.uint8).numpy().tobytes()
+    return content
 
 
 def as_tensor(values: Any) -> Tensor | None:
