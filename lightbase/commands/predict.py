@@ -16,9 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import Callback, LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -26,9 +28,11 @@ from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
 from lightbase.commands.script import python_errors, short_errors
 from lightbase.core.batches import (
+    NESTED,
     as_tensors,
     convert_types,
     inputs_of,
+    native_array,
     targets_of,
     to_host,
 )
@@ -298,7 +302,7 @@ def predict(run: Any, inputs: Any) -> Any:
         trainer, module, data = open_run(run, [collector])
         if isinstance(inputs, str | Path):
             inputs = [inputs]
-        if isinstance(inputs, list) and isinstance(inputs[0], str | Path):
+        if isinstance(inputs, list) and isinstance(next(iter(inputs), 0), str | Path):
             samples = samples_in(data, [*map(Path, inputs)], [], unreadable)
         else:
             values, is_single = as_inputs(inputs, data)
@@ -319,16 +323,19 @@ def predict(run: Any, inputs: Any) -> Any:
 
 
 def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
-    """Return inputs as a tensor (N, ...), or a list of samples as it is, and whether
-    they were one sample without N.
+    """Return inputs as a tensor (N, ...), or a list of arrays or other structures as it
+    is, and whether they were one sample without N.
 
     data: If its inputs are one tensor, shape and dtype of `inputs` have to fit.
     """
     spec = None
     if isinstance(data, BaseDataModule):
         spec = data.input_spec
-    if isinstance(inputs, list) or spec is None:
-        return inputs, False
+    is_list = isinstance(inputs, list | tuple)
+    if spec is None or (is_list and any(isinstance(x, NESTED) for x in inputs)):
+        # torch takes no array with negative strides
+        arrays = apply_to_collection(inputs, np.ndarray, native_array)
+        return arrays, False
     values = convert_types(as_tensors(inputs), data.keeps_float64)
     is_single = values.dim() < spec.dim()
     if is_single:

@@ -74,13 +74,32 @@ def as_tensors(values: Any) -> Any:
         return with_parts(values, *map(as_tensors, values))
     try:
         if not isinstance(values, Tensor | list):
-            values = np.asarray(values)
+            values = native_array(np.asarray(values))
         return torch.as_tensor(values)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"load returned what is no array of numbers: {error}",
             "text labels become numbers: the position of each label in `classes`",
         ) from error
+
+
+def native_array(values: np.ndarray) -> np.ndarray:
+    """Return the array as torch takes it. Others are copied: arrays with negative
+    strides, of another byte order, of objects, or with floats of more than 64 bits."""
+    if values.dtype == object:
+        values = np.asarray(values.tolist())  # numbers, or texts
+    dtype = values.dtype.newbyteorder("=")
+    if dtype == np.longdouble:
+        dtype = np.dtype(np.float64)
+    if dtype != values.dtype or any(stride < 0 for stride in values.strides):
+        return values.astype(dtype, order="C")
+    return values
+
+
+def plain_numbers(values: Any) -> Any:
+    """Return `values` with the scalars of NumPy as numbers of Python. A checkpoint may
+    hold no others. `values` may have any structure."""
+    return apply_to_collection(values, np.generic, np.generic.item)
 
 
 def inputs_of(batch: Any) -> Any:
