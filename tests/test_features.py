@@ -53,6 +53,8 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
         (b"a,label\n1,\xe9\n", " cannot be .* 'utf-8' codec can't decode"),
         (b"a,label\n", " has no row below the header"),
         (b'a,label\n\n1,"x\ny"\n2,\n', ":5: no label in a column 'label'"),
+        (b"a,b,a,label\n1,2,3,y\n", " has 2 columns 'a'"),
+        (b"a;b;label\n1,5;2;y\n", ":2: no number in a column: .*: '1,5'"),
         (b"a,label\noops,y\n", ":2: no number in a column: .*: 'oops'"),
         (b"a,label\nnan,y\n", ":2: no number in a column: .nan. are not finite"),
         (b"label,a\nx,1\nx\n", ":3: not as many cells"),
@@ -66,6 +68,43 @@ def test_a_wrong_csv_file_is_named_with_the_line(tmp_path, content, problem):
         path.write_bytes(content)
     with pytest.raises(UserError, match=f"^{path}{problem}.*\ngive a CSV file"):
         Features(csv_path=path).load("train")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_header_shows_the_separator(tmp_path, separator):
+    rows = "".join(f"{i},{-i},c{i % 2}\n" for i in range(100))
+    text = ("a,b,label\n" + rows).replace(",", separator)
+    data = from_csv(tmp_path / "x.csv", text)
+    inputs, targets = data.load("train")
+    assert torch.equal(inputs[:, 0], -inputs[:, 1])
+    assert torch.equal(targets, inputs[:, 0].long() % 2)
+
+
+def test_a_missing_label_column_is_named(tmp_path):
+    data = from_csv(tmp_path / "x.csv", "a,kind\n1,x\n")
+    message = "has no column 'label' for the labels\n--data.label_column .* a, kind$"
+    with pytest.raises(UserError, match=message):
+        data.load("train")
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.7e9, 1e12])
+def test_a_large_offset_costs_no_digits(tmp_path, offset):
+    """A column such as Unix time becomes float32 after its mean is subtracted."""
+    generator = torch.Generator().manual_seed(0)
+    values = 100 * torch.randn(300, generator=generator, dtype=torch.float64)
+    rows = "".join(f"{offset + x},x{int(x > 0)},1e39\n" for x in values.tolist())
+    data = from_csv(tmp_path / "x.csv", "a,label,constant\n" + rows)
+    data.setup("fit")
+    inputs, targets = data.splits["train"].values
+    normalised = data.normalize(inputs)
+    assert normalised.dtype == torch.float32
+    exact = inputs[:, 0] - offset
+    exact = (exact - exact.mean()) / exact.std()
+    torch.testing.assert_close(normalised[:, 0].double(), exact, atol=1e-5, rtol=0)
+    assert torch.equal(targets, (inputs[:, 0] > offset).long())
+    assert torch.equal(normalised[:, 1], torch.zeros(len(inputs)))
+    ((_, numbers), *_) = data.read_inputs(data.csv_path)
+    assert numbers[0] == offset + values[0]
 
 
 def test_another_file_has_the_classes_and_columns_of_the_training(tmp_path):

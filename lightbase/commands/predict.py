@@ -16,9 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import Callback, LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -26,9 +28,11 @@ from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
 from lightbase.commands.script import python_errors, short_errors
 from lightbase.core.batches import (
+    NESTED,
     as_tensors,
     convert_types,
     inputs_of,
+    native_array,
     targets_of,
     to_host,
 )
@@ -171,11 +175,11 @@ def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
 
     data: A BaseDataModule makes batches of its samples. Others get those of torch.
     """
-    collate = default_collate
+    collate, keeps_float64 = default_collate, False
     if isinstance(data, BaseDataModule):
-        collate = data.collate
+        collate, keeps_float64 = data.collate, data.keeps_float64
     while waiting := list(islice(samples, BATCH_SIZE)):
-        batch = convert_types(collate(waiting))
+        batch = convert_types(collate(waiting), keeps_float64)
         if isinstance(batch, Tensor):
             batch = (batch, None)
         yield batch
@@ -201,6 +205,8 @@ def samples_in(
     for path in paths:
         for file in list_images(path) or [path]:
             try:
+                if not file.exists():
+                    raise UserError("no such file", "give the path of a file or folder")
                 for name, sample in data.read_inputs(file):
                     names.append(name)
                     yield sample
@@ -296,7 +302,7 @@ def predict(run: Any, inputs: Any) -> Any:
         trainer, module, data = open_run(run, [collector])
         if isinstance(inputs, str | Path):
             inputs = [inputs]
-        if isinstance(inputs, list) and isinstance(inputs[0], str | Path):
+        if isinstance(inputs, list) and isinstance(next(iter(inputs), 0), str | Path):
             samples = samples_in(data, [*map(Path, inputs)], [], unreadable)
         else:
             values, is_single = as_inputs(inputs, data)
@@ -317,17 +323,20 @@ def predict(run: Any, inputs: Any) -> Any:
 
 
 def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
-    """Return inputs as a tensor (N, ...), or a list of samples as it is, and whether
-    they were one sample without N.
+    """Return inputs as a tensor (N, ...), or a list of arrays or other structures as it
+    is, and whether they were one sample without N.
 
     data: If its inputs are one tensor, shape and dtype of `inputs` have to fit.
     """
     spec = None
     if isinstance(data, BaseDataModule):
         spec = data.input_spec
-    if isinstance(inputs, list) or spec is None:
-        return inputs, False
-    values = convert_types(as_tensors(inputs))
+    is_list = isinstance(inputs, list | tuple)
+    if spec is None or (is_list and any(isinstance(x, NESTED) for x in inputs)):
+        # torch takes no array with negative strides
+        arrays = apply_to_collection(inputs, np.ndarray, native_array)
+        return arrays, False
+    values = convert_types(as_tensors(inputs), data.keeps_float64)
     is_single = values.dim() < spec.dim()
     if is_single:
         values = values[None]

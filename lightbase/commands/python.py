@@ -8,8 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, Trainer
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightbase.commands import train as command
@@ -166,6 +168,14 @@ def class_config(value: object) -> dict[str, Any]:
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
+def as_list(value: Any) -> Any:
+    """Return a tensor, or an array or scalar of NumPy, as numbers that JSON can hold.
+    Raise TypeError for any other value."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError
+
+
 def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return (arguments of a command line, objects).
 
@@ -186,7 +196,7 @@ def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         text = value
         if not isinstance(value, str | Path):
             try:
-                text = json.dumps(value)
+                text = json.dumps(value, default=as_list)
             except TypeError:
                 objects[name.removeprefix("trainer.")] = value
                 continue

@@ -27,6 +27,8 @@ from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped
 
 IN_PYTHON = r"trainer\.|model\.|data\."
 """Beginnings of flags that arguments in Python lack."""
+FILE = r"[\w./\\-]*(?:ckpt|pth?|safetensors|ya?ml|csv|np[yz])\b"
+"""The rest of the name of a file that begins like a flag, such as model.ckpt."""
 FRAME = re.compile(r'^ *File "(.+?)", line \d+.*\n(?:    .*\n)*', re.MULTILINE)
 """A frame in the text of a traceback, with its lines of code. Group 1 is the file."""
 # a frame, or a message that tells the cause: a function that was called with wrong
@@ -156,7 +158,11 @@ def python_errors(way_out: str = "", prefixes: str = IN_PYTHON) -> Iterator[None
                 str(error).replace(SEE_HELP, "see docs/python.md"),
             )
             error.args = (
-                re.sub(rf"(?<![\w.])(--)?({prefixes}|(?<=--))(?=\w)", "", text),
+                re.sub(
+                    rf"(?<![\w./\\])(--)?({prefixes}|(?<=--))(?=\w)(?!{FILE})",
+                    "",
+                    text,
+                ),
             )
         raise
     except Stopped as stopped:

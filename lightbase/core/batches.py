@@ -9,7 +9,7 @@ connects them. The functions at the beginning take batches apart and convert the
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -74,13 +74,32 @@ def as_tensors(values: Any) -> Any:
         return with_parts(values, *map(as_tensors, values))
     try:
         if not isinstance(values, Tensor | list):
-            values = np.asarray(values)
+            values = native_array(np.asarray(values))
         return torch.as_tensor(values)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"load returned what is no array of numbers: {error}",
             "text labels become numbers: the position of each label in `classes`",
         ) from error
+
+
+def native_array(values: np.ndarray) -> np.ndarray:
+    """Return the array as torch takes it. Others are copied: arrays with negative
+    strides, of another byte order, of objects, or with floats of more than 64 bits."""
+    if values.dtype == object:
+        values = np.asarray(values.tolist())  # numbers, or texts
+    dtype = values.dtype.newbyteorder("=")
+    if dtype == np.longdouble:
+        dtype = np.dtype(np.float64)
+    if dtype != values.dtype or any(stride < 0 for stride in values.strides):
+        return values.astype(dtype, order="C")
+    return values
+
+
+def plain_numbers(values: Any) -> Any:
+    """Return `values` with the scalars of NumPy as numbers of Python. A checkpoint may
+    hold no others. `values` may have any structure."""
+    return apply_to_collection(values, np.generic, np.generic.item)
 
 
 def inputs_of(batch: Any) -> Any:
@@ -114,11 +133,16 @@ def with_parts(batch: Any, *parts: Any) -> Any:
     return parts
 
 
-def convert_types(batch: Any) -> Any:
+def convert_types(batch: Any, keeps_float64: bool = False) -> Any:
     """Return the batch with dtypes that networks and losses take. float64 becomes
     float32. If the batch has targets (see `targets_of`) and they are one tensor, float
-    targets become float32, and integers and bools become int64."""
-    batch = map_tensors(lambda x: x.float() if x.dtype == torch.float64 else x, batch)
+    targets become float32, and integers and bools become int64. Raise UserError for a
+    number that is too large for float32.
+
+    keeps_float64: Leave inputs of float64 as they are.
+    """
+    if not keeps_float64:
+        batch = map_tensors(as_float32, batch)
     targets = targets_of(batch)
     if isinstance(targets, Tensor):
         dtype = torch.int64
@@ -126,6 +150,22 @@ def convert_types(batch: Any) -> Any:
             dtype = torch.float32
         batch = with_parts(batch, batch[0], targets.to(dtype))
     return batch
+
+
+def as_float32(values: Tensor) -> Tensor:
+    """Return float64 as float32, and any other tensor as it is. Raise UserError for a
+    finite number that would become infinite."""
+    if values.dtype != torch.float64:
+        return values
+    converted = values.float()
+    too_large = converted.isinf() & values.isfinite()
+    if too_large.any():
+        raise UserError(
+            f"the data has a number that is too large for float32: "
+            f"{values[too_large][0]:g}",
+            "scale such numbers in the data, or take their logarithm",
+        )
+    return converted
 
 
 def rows_of(values: Any, index: Tensor | None) -> Any:
@@ -142,6 +182,14 @@ def seeded_order(num: int, seed: int) -> Tensor:
     """Return the numbers from 0 to num - 1, int64, in an order that depends only on the
     seed. The CPU makes it, so it is the same with and without a GPU."""
     return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+
+
+def spread(num: int, count: int) -> Tensor:
+    """Return at most `count` positions from 0 to num - 1, int64, with equal distances.
+    The first `count` samples could all have one class, because data may be sorted by
+    class."""
+    count = min(num, count)
+    return torch.arange(count) * (num - 1) // max(count - 1, 1)
 
 
 class Indices(list[int]):
@@ -254,10 +302,12 @@ class TensorBatches(Dataset[Batch]):
         all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
         index: The positions of the samples that belong to this object, int64 (M,). The
             tensors are shared, not copied. By default all samples belong to it.
+        keeps_float64: See `convert_types`.
     """
 
     all_values: Any
     index: Tensor | None = None
+    keeps_float64: bool = False
 
     def __post_init__(self) -> None:
         tensors = tensors_in(self.all_values)
@@ -269,7 +319,7 @@ class TensorBatches(Dataset[Batch]):
     @property
     def values(self) -> Batch:
         """All samples as one batch. With an index this is a copy."""
-        return convert_types(rows_of(self.all_values, self.index))
+        return convert_types(rows_of(self.all_values, self.index), self.keeps_float64)
 
     @property
     def targets(self) -> Any:
@@ -292,7 +342,7 @@ class TensorBatches(Dataset[Batch]):
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
         if self.index is not None:
             chosen = self.index[chosen]
-        return convert_types(rows_of(self.all_values, chosen))
+        return convert_types(rows_of(self.all_values, chosen), self.keeps_float64)
 
     def __getitem__(self, index: int) -> Any:
         return map_tensors(itemgetter(0), self.__getitems__([index]))
@@ -301,7 +351,7 @@ class TensorBatches(Dataset[Batch]):
         """Return the samples at these positions, int64 (M,), without a copy."""
         if self.index is not None:
             index = self.index[index]
-        return TensorBatches(self.all_values, index)
+        return replace(self, index=index)
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches one call of __getitems__ should read. Each call has a
@@ -313,7 +363,8 @@ class TensorBatches(Dataset[Batch]):
 
     def to(self, device: torch.device) -> "TensorBatches":
         """Return a copy of the samples on this device."""
-        return TensorBatches(map_tensors(lambda x: x.to(device), self.values))
+        values = map_tensors(lambda x: x.to(device), self.values)
+        return TensorBatches(values, keeps_float64=self.keeps_float64)
 
 
 @dataclass(eq=False)

@@ -50,6 +50,7 @@ from lightbase.core.splits import (
     as_groups,
     class_numbers,
     divide,
+    fingerprint,
     fold_indices,
     fold_of_flags,
     hash_of,
@@ -115,6 +116,9 @@ class BaseDataModule(LightningDataModule):
     input_spec: Tensor | None = None
     """An empty tensor (0, ...) with the shape and dtype of the inputs that `load`
     returns. None before `setup`, and if the inputs are not one tensor."""
+    keeps_float64 = False
+    """Whether inputs of float64 reach `normalize` as they are, because float32 has too
+    few digits for them. By default they become float32 before."""
     test_seed = 0
     """The seed that chooses a fifth as the test set, if the data has none. No flag
     changes it, so that all runs have the same test set."""
@@ -163,6 +167,9 @@ class BaseDataModule(LightningDataModule):
         # of the samples that were chosen for the splits, now and in the checkpoint
         self.split_hashes: set[str] = set()
         self.saved_hashes: set[str] = set()
+        # {split: fingerprint of its samples}, now and in the checkpoint
+        self.fingerprints: dict[str, str] = {}
+        self.saved_fingerprints: dict[str, str] = {}
         # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
@@ -370,14 +377,25 @@ class BaseDataModule(LightningDataModule):
         return classes, groups
 
     def _compare_splits(self, trains: bool) -> None:
-        """Raise UserError if the splits are not those of the checkpoint. If no training
-        continues, print a line instead."""
-        if not self.saved_hashes or self.split_hashes <= self.saved_hashes:
+        """Raise UserError if the splits, or the samples, are not those of the
+        checkpoint. If no training continues, print a line instead."""
+        name = type(self).__name__
+        problem = ""
+        for split, saved in self.saved_fingerprints.items():
+            # the test set of the data may change: the training had none of it
+            counts = not trains or split != "test"
+            if counts and self.fingerprints.get(split, saved) != saved:
+                problem = (
+                    f"{name} has other {split} samples than in the training, or in "
+                    "another order"
+                )
+        if self.saved_hashes and not self.split_hashes <= self.saved_hashes:
+            problem = (
+                f"{name} is split in another way than in the training: the data or a "
+                "package has changed"
+            )
+        if not problem:
             return
-        problem = (
-            f"{type(self).__name__} is split in another way than in the training: the "
-            "data or a package has changed"
-        )
         if trains:
             raise UserError(
                 problem,
@@ -406,9 +424,13 @@ class BaseDataModule(LightningDataModule):
         options = {}
         if takes_training(self.load):
             options = {"training": training}
-        samples = as_samples(self.load(split, **options), name, collate)
+        samples = as_samples(
+            self.load(split, **options), name, collate, self.keeps_float64
+        )
         if not len(samples):
             raise UserError(f"{name} is empty")
+        if not training:
+            self.fingerprints[split] = fingerprint(samples)
         batch = samples.__getitems__([0])
         inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
@@ -597,6 +619,7 @@ class BaseDataModule(LightningDataModule):
             "empty_batch": self.input_spec,  # the key of version 0.3, for its files
             "test_seed": self.test_seed,
             "split_hashes": sorted(self.split_hashes),
+            "fingerprints": self.fingerprints,
         }
         if self.fold:
             state["fold"] = list(self.fold)
@@ -617,6 +640,8 @@ class BaseDataModule(LightningDataModule):
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
         self.saved_hashes = {*state_dict.get("split_hashes", [])}
+        # earlier versions have none
+        self.saved_fingerprints = dict(state_dict.get("fingerprints", {}))
         if "fold" in state_dict:
             self.trained_fold = Fold(*state_dict["fold"])
             if self.fold not in (None, self.trained_fold):
@@ -660,7 +685,10 @@ class BaseDataModule(LightningDataModule):
 
 
 def as_samples(
-    loaded: Any, name: str, collate: Callable[[list], Any] | None
+    loaded: Any,
+    name: str,
+    collate: Callable[[list], Any] | None,
+    keeps_float64: bool = False,
 ) -> Samples:
     """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
     and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
@@ -670,6 +698,7 @@ def as_samples(
         loaded: The result of `load`.
         name: The text with which the message of the error begins.
         collate: The `collate` of the user's class. None stands for torch's function.
+        keeps_float64: See `convert_types`.
     """
     if type(loaded) is TensorDataset:
         loaded = loaded.tensors
@@ -678,7 +707,8 @@ def as_samples(
         parts = loaded if isinstance(loaded, tuple | list) else [loaded]
         # Arrays that stay in their files are converted batch by batch.
         if not any(isinstance(part, np.memmap) for part in parts):
-            values = convert_types(values)
+            values = convert_types(values, keeps_float64)
+            say_not_finite(values, name)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:
@@ -687,7 +717,7 @@ def as_samples(
                 "long",
                 "return as many of each, or put a list of samples into a Dataset",
             )
-        samples = TensorBatches(values)
+        samples = TensorBatches(values, keeps_float64=keeps_float64)
         return DatasetSamples(samples, collate) if collate else samples
     is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
     if is_map and not isinstance(loaded, str | bytes | IterableDataset):
@@ -697,6 +727,25 @@ def as_samples(
         "load returns arrays, or a Dataset with __len__ and __getitem__; "
         "else write a LightningDataModule",
     )
+
+
+def say_not_finite(values: Any, name: str) -> None:
+    """Print a line if arrays have NaN or infinite numbers. They are not refused, since
+    `normalize` may replace them.
+
+    Args:
+        values: Tensors (N, ...) in any structure.
+        name: The text with which the line begins.
+    """
+    for tensor in tensors_in(values):
+        # the sum takes no memory
+        if not tensor.is_floating_point() or tensor.sum(dtype=torch.float64).isfinite():
+            continue
+        rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()
+        say(
+            f"Data: {name} has NaN or infinite numbers in {len(rows):,} of "
+            f"{len(tensor):,} samples, first in sample {rows[0].item()}"
+        )
 
 
 def takes_training(load: Any) -> bool:

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import BITSPERSAMPLE, SAMPLEFORMAT, TiffImageFile
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
-from lightbase.core.errors import UserError, first_line
+from lightbase.core.errors import UserError, first_line, say
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The formats that Pillow may open. The content of a file decides, not its name. Other
@@ -15,6 +17,8 @@ formats are refused, because for some of them, such as EPS, Pillow runs other pr
 (Ghostscript)."""
 MODES = {1: "L", 3: "RGB"}
 """{number of channels: Pillow's name of the mode}."""
+WITH_FRAMES: list[Path] = []
+"""The images of several frames that this process has read."""
 IMAGE_ERRORS = (
     OSError,
     SyntaxError,
@@ -36,6 +40,8 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
     """
     try:
         with Image.open(file, formats=FORMATS) as image:
+            if getattr(image, "is_animated", False) and get_worker_info() is None:
+                say_frames(file)
             return to_tensor(image, shape)
     except UnidentifiedImageError as error:
         raise UserError("not an image, or cut short") from error
@@ -48,21 +54,20 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
 
     The image is rotated as its EXIF data says. Transparent parts become white. Numbers
     of more than 8 bits are scaled to [0, 255]. Then the image is converted to grey or
-    RGB, and resized without keeping its proportions (bilinear).
+    RGB, and resized without keeping its proportions (bilinear). Raise UserError if it
+    is not certain which number is white.
 
     Args:
         shape: (C, H, W) of the result, where C is 1 (grey) or 3 (RGB).
     """
     channels, height, width = shape
+    bits, sign = 16, 1
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(BITSPERSAMPLE, (1,))[0]
+        sign = image.tag_v2.get(SAMPLEFORMAT, (1,))[0]  # 2: signed
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith(("I", "F")):
-        # Pillow would clip values above 255. White is 65535 in images of integers with
-        # 16 or 32 bits, and 1 in images of floats.
-        white = 65535
-        if image.mode == "F":
-            white = 1
-        values = np.asarray(image, dtype=np.float64) * 255 / white
-        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+    if image.mode.startswith(("I", "F")) or sign == 2:
+        image = as_8_bits(image, bits, sign == 2)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -70,3 +75,37 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(image))
     return pixels.view(height, width, channels).permute(2, 0, 1)
+
+
+def as_8_bits(image: Image.Image, bits: int, is_signed: bool) -> Image.Image:
+    """Return a grey image of more than 8 bits, or of floats, with 8 bits. Pillow would
+    clip values above 255.
+
+    White is 1 in images of floats. In images of integers it is the highest number of
+    `bits`, but 65535 for 32 bits: Pillow reads 16 bits as 32. Raise UserError if the
+    numbers show that white is another one, or leave it open.
+    """
+    values = np.asarray(image, dtype=np.float64)
+    least, white = 0, 2 ** min(bits, 16) - 1
+    if image.mode == "F":
+        white = 1
+    elif bits == 32:
+        least = 256  # it may hold bytes
+    elif is_signed:
+        white = -1  # none fits
+    if not (values.min() >= 0 and least <= values.max() <= white):  # also for NaN
+        raise UserError(
+            f"its numbers of {bits} bits are from {values.min():g} to "
+            f"{values.max():g}, and it is unknown which one is white; convert it to 8 "
+            "bits"
+        )
+    return Image.fromarray((values * 255 / white).round().astype(np.uint8))
+
+
+def say_frames(file: Path) -> None:
+    """Print a line about the first image with several frames."""
+    if not WITH_FRAMES:
+        say(
+            f"Images: {file} has several frames or pages: the first one of each is read"
+        )
+    WITH_FRAMES.append(file)

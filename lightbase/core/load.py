@@ -165,6 +165,8 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
                 data.test_seed = test_seed
         data.prepare_data()
         data.setup("fit")
+        # compared when the test set is loaded
+        data.saved_fingerprints = entries(state.get("fingerprints"))
     load_weights(model, path, is_complete=True, content=content)
     return spec, model, data
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from lightbase.core.batches import inputs_of, map_tensors
+from lightbase.core.batches import inputs_of, map_tensors, plain_numbers
 from lightbase.core.compat import newest_batch
 from lightbase.core.curves import Curves, Stage
 from lightbase.core.devices import MIXED
@@ -121,11 +121,11 @@ class BaseModule(LightningModule):
         self.metrics = metrics or {}
         self.lr = float(lr)
         self.optimizer = optimizer
-        self.optimizer_args = optimizer_args or {}
-        groups = parameter_groups or {}
+        self.optimizer_args = plain_numbers(optimizer_args or {})
+        groups = plain_numbers(parameter_groups or {})
         self.parameter_groups = {str(name): groups[name] for name in groups}
         self.scheduler = scheduler
-        self.scheduler_args = scheduler_args or {}
+        self.scheduler_args = plain_numbers(scheduler_args or {})
         self.scheduler_interval = scheduler_interval
         self.channels_last = channels_last
         self.compile_net = compile_net

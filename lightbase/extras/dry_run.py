@@ -217,7 +217,7 @@ def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None
 def fit_layer(layer: Any, inputs: Tensor) -> str:
     """Return what to do about a layer that cannot take its inputs."""
     size = getattr(layer, "in_features", getattr(layer, "in_channels", 0))
-    if size and inputs.dtype in (torch.uint8, torch.int64, torch.float64):
+    if size and inputs.dtype != torch.float32:
         return "let `normalize` return float32, such as to_float(inputs, mean, std)"
     if inputs[0].numel() == size:
         return "flatten each sample before this layer: x.flatten(1)"
@@ -272,7 +272,10 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
         data.setup("test")
     sizes = []
     for split, name in SPLIT_NAMES.items():
-        if split in data.splits and not (split == "val" and data.validates_on_test):
+        hook = f"{split}_dataloader"
+        if is_overridden(hook, data, BaseDataModule):
+            sizes.append(f"those of {hook} as {name}")
+        elif split in data.splits and not (split == "val" and data.validates_on_test):
             sizes.append(f"{len(data.splits[split]):,} {name}")
             if data.val_split == "grouped" and split in data.split_groups:
                 sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
@@ -340,7 +343,8 @@ def trial_device(trainer: Any) -> torch.device:
 
 @torch.no_grad()
 def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> None:
-    """Try `model.net` on two training samples, and print its number of parameters.
+    """Try `model.net` on two training samples, and print its number of parameters. Try
+    it on samples of the other splits, too, if they have another shape.
 
     It runs in eval mode, on the device and in the precision of the Trainer's flags.
     Only pairs whose inputs are one tensor are tried.
@@ -348,8 +352,7 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     Raise UserError if the network cannot take the samples, or has fewer outputs than
     there are classes. An error in the user's code is raised as it is.
     """
-    samples = data.splits["train"]
-    batch = samples.__getitems__([*range(len(samples))[:2]])
+    batch = two_samples(data, "train")
     # a process that is forked cannot use CUDA if this one has started it
     if not isinstance(model, BaseModule) or forks_processes(trainer):
         return
@@ -360,6 +363,13 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     batch = data.transform_batch(move_data_to_device(batch, device), training=False)
     inputs = inputs_of(batch)
     if targets_of(batch) is None:
+        if model.task not in (None, "text") and len(tensors_in(batch)) == 1:
+            raise UserError(
+                f"{type(data).__name__} gives inputs without targets, which task "
+                f"{model.task} needs",
+                "give pairs (inputs, targets); if the steps make the targets, "
+                "--try_network false",
+            )
         say(
             "Network: not tried, and its parameters not counted: a batch is no pair "
             f"(inputs, targets) for `x, y = batch`, but a {type(batch).__name__}; "
@@ -372,6 +382,7 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
         say(f"Inputs: up to {inputs.max():g}; to_float in `normalize` would scale them")
     net = model.net.to(device)
     outputs = run_network(net, inputs, type(data).__name__, str(trainer.precision))
+    try_other_shapes(net, data, inputs, str(trainer.precision))
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
@@ -379,6 +390,24 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     if isinstance(outputs, Tensor) and outputs.dim() == 2:
         text += check_outputs(outputs, model, data)
     say(text)
+
+
+def two_samples(data: BaseDataModule, split: str) -> Any:
+    """Return a batch of two samples, or of one if there are no more."""
+    samples = data.splits[split]
+    return samples.__getitems__([*range(len(samples))[:2]])
+
+
+def try_other_shapes(
+    net: nn.Module, data: BaseDataModule, trained: Tensor, precision: str
+) -> None:
+    """Try the network on samples of the splits whose inputs have another shape than
+    `trained`, the inputs of the training. See `run_network`."""
+    for split in data.splits:
+        batch = move_data_to_device(two_samples(data, split), trained.device)
+        inputs = inputs_of(data.transform_batch(batch, training=False))
+        if isinstance(inputs, Tensor) and inputs.shape[1:] != trained.shape[1:]:
+            run_network(net, inputs, f"{type(data).__name__} ({split})", precision)
 
 
 def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> str:

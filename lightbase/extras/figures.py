@@ -18,9 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
+from torch.utils.data import DataLoader, SequentialSampler, default_collate
 from torchvision.utils import make_grid
 
-from lightbase.core.batches import inputs_of, targets_of, to_host
+from lightbase.core.batches import (
+    DatasetSamples,
+    Samples,
+    inputs_of,
+    spread,
+    targets_of,
+    to_host,
+)
 from lightbase.core.curves import Stage, gather, run_folder, stage_name
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import say
@@ -56,7 +64,8 @@ class PredictionFigures(Extra):
     every_n_epochs: Draw after the validations of each such epoch, and of the last one
         that trainer.max_epochs allows. 0 draws no pictures at all.
     data: The data module, or None if no pictures are drawn.
-    loader: The loader of the evaluation that will be drawn, or None.
+    loader: The loader of the evaluation that will be drawn, or None. Of several loaders
+        it is the first one.
     batches: What is kept of this evaluation. For each batch it is a list: the positions
         of the samples in the data set, and the tensors of `columns_of`. The list is
         empty if the batch does not fit the task.
@@ -99,20 +108,26 @@ class PredictionFigures(Extra):
             return
         epoch = trainer.current_epoch + 1
         if trainer.testing:
-            self.loader = trainer.test_dataloaders
+            self.loader = first_loader(trainer.test_dataloaders)
         elif epoch % self.every_n_epochs == 0 or epoch == trainer.max_epochs:
-            self.loader = trainer.val_dataloaders
+            self.loader = first_loader(trainer.val_dataloaders)
         self.batches: list[list[Tensor]] = []
         pl_module.tracked = None
 
     on_test_start = on_validation_start
 
     def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, _: Any, __: Any, batch_idx: int, *___: Any
+        self,
+        trainer: Any,
+        pl_module: Any,
+        _: Any,
+        __: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Keep copies of the outputs and targets that the step has given to `track`: a
         compiled network may write its next outputs into the same memory."""
-        if self.loader is None:
+        if self.loader is None or dataloader_idx > 0:
             return
         try:
             outputs, targets = pl_module.tracked
@@ -168,8 +183,24 @@ class PredictionFigures(Extra):
 
         indices: The positions of the samples in the data set, int64 (N,).
         """
-        samples = self.loader.dataset.__getitems__(indices.tolist())
-        return displayable(inputs_of(samples))
+        samples = self.loader.dataset
+        if not isinstance(samples, Samples):
+            samples = DatasetSamples(samples, default_collate)
+        return displayable(inputs_of(samples.__getitems__(indices.tolist())))
+
+
+def first_loader(loaders: Any) -> Any:
+    """Return the first of the loaders that a hook of the data has returned. Return None
+    if it has no batches in the order of its data set: the pictures could not tell which
+    samples they show."""
+    while isinstance(loaders, dict | list | tuple) and loaders:
+        if isinstance(loaders, dict):
+            loaders = [*loaders.values()]
+        loaders = loaders[0]
+    is_known = isinstance(loaders, DataLoader) and loaders.batch_sampler is not None
+    if is_known and isinstance(loaders.sampler, SequentialSampler):
+        return loaders
+    return None
 
 
 def write_metric_values(trainer: Any, stage: Stage) -> None:
@@ -382,10 +413,3 @@ def displayable(images: Tensor) -> Tensor:
         x = x.mean(1, keepdim=True).repeat(1, 3, 1, 1)
     x = x - x.amin((1, 2, 3), keepdim=True)
     return x / x.amax((1, 2, 3), keepdim=True).clamp(min=1e-12)
-
-
-def spread(num: int, count: int) -> Tensor:
-    """Return at most `count` indices from 0 to num - 1, int64, with equal distances.
-    The first `count` indices could all have one class, because data may be sorted by
-    class."""
-    return torch.linspace(0, num - 1, min(num, count), dtype=torch.float64).long()

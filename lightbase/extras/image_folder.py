@@ -2,12 +2,13 @@
 `ImageFolder`, which reads the images while training.
 """
 
-import glob
+import fnmatch
 import os
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
@@ -34,15 +35,42 @@ PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 """The splits of a folder that has the classes alone."""
 
 
-def list_images(folder: Path) -> list[Path]:
-    """Return the images below the folder, at any depth, sorted. An image is a file with
-    a name that ends with one of SUFFIXES, in upper or lower case. Hidden files and
-    folders are left out: macOS makes files such as `._1.jpg`."""
-    # Path.rglob would take hidden ones, too
-    names = glob.iglob("**", root_dir=folder, recursive=True)  # noqa: PTH207
-    paths = [folder / name for name in names if name.lower().endswith(SUFFIXES)]
+def files_in(folder: Path) -> list[Path]:
+    """Return the files below the folder, at any depth, sorted. Hidden files and folders
+    are left out: macOS makes files such as `._1.jpg`. A folder to which links lead
+    again is not read again, and is itself in the list."""
+    files = []
+    read = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(path)
+        folders[:] = fnmatch.filter(folders, "[!.]*")  # os.walk goes on with these
+        if real in read:
+            folders.clear()
+            names = [""]  # the folder itself
+        read.add(real)
+        files += [Path(path, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+def is_image(path: Path) -> bool:
+    """Return whether a name ends with one of SUFFIXES, in upper or lower case, and is
+    the name of a file."""
     # opening a pipe would wait for ever for a writer
-    return sorted(path for path in paths if path.is_file())
+    return path.name.lower().endswith(SUFFIXES) and path.is_file()
+
+
+def kind_of(path: Path) -> str:
+    """Return what to call a file that is left out."""
+    if path.is_dir():
+        return "links to folders that are read already"
+    if not path.is_file():
+        return "broken links"
+    return path.suffix.lower() or path.name
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Return the images below the folder, sorted, see `files_in` and `is_image`."""
+    return [*filter(is_image, files_in(folder))]
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -51,20 +79,40 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
-def images_by_class(folder: Path) -> dict[str, list[Path]]:
+def images_by_class(
+    folder: Path, seen: dict[Any, str], left_out: Counter[str]
+) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
     class; its name is the name of the class. Raise UserError if a name is not UTF-8:
-    no picture could show it."""
-    classes = {}
+    no picture could show it. Raise UserError for a file in two classes.
+
+    seen: The classes of the images so far, by their files. A file with a second path,
+        also in another split, is taken once.
+    left_out: Gets the numbers of paths that are left out, by their kind.
+    """
+    classes: dict[str, list[Path]] = {}
     for path in folders_in(folder):
         name = path.name
         if name != name.encode(errors="replace").decode():
             raise UserError(
                 f"{path}: the name of the class is not UTF-8", "rename the folder"
             )
-        images = list_images(path)
-        if images:
-            classes[name] = images
+        for file in files_in(path):
+            if not is_image(file):
+                left_out[kind_of(file)] += 1
+                continue
+            info = file.stat()
+            key = info.st_dev, info.st_ino
+            if seen.get(key, name) != name:
+                raise UserError(
+                    f"{file} is the same file as one in class {seen[key]}",
+                    "remove the link in one of the two classes",
+                )
+            if key in seen:
+                left_out["links to images that are read already"] += 1
+            else:
+                classes.setdefault(name, []).append(file)
+            seen[key] = name
     return classes
 
 
@@ -135,21 +183,48 @@ class ImageFolder(BaseDataModule):
 
     @cached_property
     def files(self) -> dict[str, dict[str, list[Path]]]:
-        """{split: {class: images, sorted}}. If no folder has a name in SPLITS, data_dir
-        has the classes, and each is divided into training and test: see `seeded_part`.
-        """
+        """{split: {class: images, sorted}}. If no folder of classes has a name in
+        SPLITS, data_dir has the classes, and each is divided into training and test:
+        see `seeded_part`. Raise UserError if both layouts are possible."""
         files: dict[str, dict[str, list[Path]]] = {}
+        seen: dict[Any, str] = {}
+        left_out: Counter[str] = Counter()
+        others = []
         for path in folders_in(self.data_dir):
             split = SPLITS.get(path.name.lower())
+            classes = {}
             if split and split not in files:
-                files[split] = images_by_class(path)
+                classes = images_by_class(path, seen, left_out)
+            if split and classes:
+                files[split] = classes
+            elif list_images(path):
+                others.append(path.name)
+        if others and files.keys() == {"train"}:
+            raise UserError(
+                f"data.data_dir {self.data_dir}: its folders {others[0]}/ and train/ "
+                "may be two classes, or train/ the training set",
+                "rename train/ if it is a class; otherwise move the others away",
+            )
         if files.get("val"):
             say("Images: validation has a folder; data.val_fraction has no effect")
-        if files:
-            return files
+        if not files:
+            files = self._divided(images_by_class(self.data_dir, seen, left_out))
+        elif others:
+            left_out.update(f"folder {name}/" for name in others)
+        if left_out:
+            texts = [f"{count:,} {kind}" for kind, count in left_out.most_common(9)]
+            say(f"Images: left out are {', '.join(texts)}")
+        return files
+
+    def _divided(
+        self, classes: dict[str, list[Path]]
+    ) -> dict[str, dict[str, list[Path]]]:
+        """Return {split: {class: images}} of {class: images}: a seeded fifth of each
+        class is the test."""
         if not self.fold:
             say("Images: no train/ and test/: a fifth of each class is the test")
-        for name, paths in images_by_class(self.data_dir).items():
+        files: dict[str, dict[str, list[Path]]] = {}
+        for name, paths in classes.items():
             for part in PARTS:
                 index = self.seeded_part(len(paths), part)
                 files.setdefault(part, {})[name] = [paths[i] for i in index]

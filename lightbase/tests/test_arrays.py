@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import seed_everything
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from written import equal, weights
 
 import lightbase
+from lightbase.core.batches import as_tensors
 from lightbase.core.errors import UserError
 
 X = np.random.default_rng(0).normal(size=(100, 4))
@@ -152,3 +154,78 @@ def test_the_mistakes_of_a_run(flags: Any) -> None:
     title = lightbase.confusion_matrix(result).get_suptitle()
     assert title == f"{len(found)} of 100 wrong"
     assert lightbase.pictures(result, "val").keys() == {"confusion_matrix"}
+
+
+@pytest.mark.parametrize(
+    ("convert", "labels"),
+    [
+        (lambda x: x[::-1], lambda y: y[::-1]),
+        (lambda x: x.astype(">f8"), lambda y: y.astype(">i4")),
+        (lambda x: x.astype(np.longdouble), lambda y: y.astype(object)),
+        (lambda x: x[:, ::-1][:, ::-1][::-1], lambda y: y.tolist()[::-1]),
+    ],
+)
+def test_arrays_that_torch_does_not_take_are_copied(convert, labels) -> None:
+    values = as_tensors((convert(X), labels(Y)))
+    for loaded, expected in zip(values, TENSORS, strict=True):
+        forth = loaded.float() if loaded.is_floating_point() else loaded
+        assert any(
+            torch.equal(forth, x.to(forth)) for x in (expected, expected.flip(0))
+        )
+    with pytest.raises(UserError, match="text labels become numbers"):
+        as_tensors((X, np.array(["a", "b"], dtype=object)[Y]))
+
+
+@pytest.mark.parametrize(
+    ("data", "parts", "message"),
+    [
+        (X, {}, r"ArrayData gives inputs without targets, which task multiclass needs"),
+        ((X,), {}, r"without targets.*\ngive pairs \(inputs, targets\)"),
+        ((X, Y), {"test": (X[:, :3], Y)}, r"\(3,\) of ArrayData \(test\): Linear"),
+        ((X, Y), {"val": (X[:, :3], Y)}, r"\(3,\) of ArrayData \(val\): Linear"),
+    ],
+)
+def test_samples_that_do_not_fit(data, parts, message, flags, tmp_path) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        lightbase.train(module(), data, **parts, **flags)
+    assert str(caught.value).count("\n") == 1
+    assert not [*tmp_path.rglob("version_*")]
+
+
+def test_scalars_of_numpy_are_numbers(flags: Any) -> None:
+    flags |= {"batch_size": np.int64(30), "max_epochs": torch.tensor(1)}
+    flags |= {"val_fraction": np.float32(0.5), "class_names": np.array(["a", "b"])}
+    arguments: Any = {"optimizer_args": {"momentum": np.float32(0.5)}}
+    trained = Classifier(MLP([4, 8, 2]), num_classes=2, lr=np.float32(0.1), **arguments)
+    result = lightbase.train(trained, (X, Y), gradient_clip_val=np.float64(1), **flags)
+    assert result["steps"] == 1
+    config = yaml.safe_load((result.folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["batch_size"] == 30
+
+
+def test_predictions_for_lists(flags: Any) -> None:
+    pytest.importorskip("lightbase.commands.predict")
+    result = lightbase.train(module(), (X, Y), **flags)
+    expected = lightbase.predict(result, X[:5])
+    for inputs in (
+        X[:5].tolist(),
+        tuple(X[:5]),
+        [*X[:5]],
+        [x[::-1][::-1] for x in X[:5]],
+        X[:5][::-1][::-1],
+        X[:5].astype(">f4"),
+    ):
+        torch.testing.assert_close(lightbase.predict(result, inputs), expected)
+    one = lightbase.predict(result, X[0].tolist())
+    torch.testing.assert_close(one, expected[0])
+    reverse = lightbase.predict(result, [*X[:5][::-1]])
+    torch.testing.assert_close(reverse, expected.flip(0))
+    for inputs in ([], X[:5, :2].tolist()):
+        with pytest.raises(UserError, match=r"samples of the data are torch.float32"):
+            lightbase.predict(result, inputs)
+
+
+@pytest.mark.parametrize("path", ["sub/model.ckpt", "model.ckpt", "data.x/trainer.pt"])
+def test_a_path_in_a_message_stays_whole(path: str) -> None:
+    with pytest.raises(UserError, match=f"ckpt_path {path}: no such file"):
+        lightbase.load(path, module())

@@ -1,6 +1,7 @@
 """A loss or a weight that is NaN or infinite: the run ends, and what was saved stays
 finite."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from example.data.synthetic import SyntheticImages
 from paths import ACCELERATOR, fails
 from plain import PlainModule
 from torch import Tensor
-from written import checkpoint, refused
+from torch.utils.data import Subset, TensorDataset
+from written import checkpoint, checkpoint_file, refused
 
 HERE = "test_finite"
 STEPS = "--trainer.log_every_n_steps 5"
@@ -110,18 +112,82 @@ def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path, capsys):
 
 
 class BrokenImages(SyntheticImages):
-    """A value of the last training image is NaN."""
+    """Images of floats. A value of one training image is NaN or infinite."""
+
+    value = torch.nan
+    dtype = torch.float32
 
     def load(self, split: Any) -> Any:
         images, targets = super().load(split)
-        images = images.float()
-        images[-1] = torch.nan
+        images = images.to(self.dtype)
+        if split == "train":
+            images[7, 0, 0, 0] = self.value
         return images, targets
 
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return super().normalize(inputs.float())
 
-def test_a_batch_with_nan_is_told_from_a_diverging_loss(train, tmp_path, capsys):
-    flags = f"--data {HERE}.BrokenImages --data.batch_size 1 --data.val_fraction 0"
-    run = lambda: train(flags, "--trainer.log_every_n_steps 1")  # noqa: E731
-    error = refused(capsys, tmp_path, run, status=1)
-    assert "a value of the batch is NaN or infinite after step" in error
-    assert "in the data" in error
+
+class BrokenDataset(BrokenImages):
+    """The same as a Dataset, which nobody reads before the training."""
+
+    def load(self, split: Any) -> Any:
+        samples = TensorDataset(*super().load(split))
+        return Subset(samples, range(len(samples)))
+
+
+LINE = "NaN or infinite numbers in 1 of 350 samples, first in sample 7\n"
+
+
+@pytest.mark.parametrize("steps", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("name", "value", "dtype"),
+    [
+        ("BrokenImages", torch.nan, torch.float32),
+        ("BrokenImages", -torch.inf, torch.float64),
+        ("BrokenImages", 1e5, torch.float16),
+        ("BrokenDataset", torch.nan, torch.float32),
+    ],
+)
+def test_data_with_nan_is_told_from_a_diverging_loss(
+    train, tmp_path, capsys, monkeypatch, steps, name, value, dtype
+):
+    monkeypatch.setattr(BrokenImages, "value", value)
+    monkeypatch.setattr(BrokenImages, "dtype", dtype)
+    flags = f"--data {HERE}.{name} --trainer.log_every_n_steps {steps}"
+    with pytest.raises(SystemExit) as caught:
+        train(flags)
+    assert caught.value.code == 1
+    out, error = capsys.readouterr()
+    assert (LINE in out) == (name == "BrokenImages")
+    first, second = error.splitlines()
+    assert re.search(r"a value of a batch since step \d+ is NaN or infinite", first)
+    assert "in the data" in second
+    assert not [*tmp_path.rglob("version_*")]
+
+
+def test_a_number_beyond_float32_is_refused(train, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(BrokenImages, "value", 1e39)
+    monkeypatch.setattr(BrokenImages, "dtype", torch.float64)
+    for name in ("BrokenImages", "BrokenDataset"):
+        run = lambda name=name: train(f"--data {HERE}.{name}")  # noqa: E731
+        error = refused(capsys, tmp_path, run, status=1)
+        assert "a number that is too large for float32: 1e+39\nscale" in error
+
+
+def test_weights_with_nan_are_refused_before_the_training(
+    train, trained, tmp_path, capsys
+):
+    folder, _ = trained()
+    path = checkpoint_file(folder)
+    saved = torch.load(path, weights_only=True)
+    saved["state_dict"]["net.layers.1.bias"][2] = torch.nan
+    torch.save(saved, tmp_path / "nan.ckpt")
+    for flags in ("--model.weights", "--trust_checkpoint true --ckpt_path"):
+        run = lambda flags=flags: train(flags, tmp_path / "nan.ckpt", "--name new")  # noqa: E731
+        error = fails(capsys, 1, run)
+        assert (
+            "the weight net.layers.1.bias is NaN or infinite before the training"
+            in error
+        )
+    assert not [*tmp_path.rglob("new/version_*")]

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
+from example.data.synthetic import SyntheticImages
 from small import Points
 from tasks import Outputs, Scale, flags_of, outputs_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard._utils import figure_to_image
 from written import curves, equal, weights
 
@@ -206,3 +208,42 @@ def test_pictures_of_any_kind_can_be_drawn():
 @pytest.mark.slow
 def test_watching_works_with_whatever_is_turned_off(train, flags):
     train("--trainer.max_epochs 1", WATCHED, flags)
+
+
+class SeveralLoaders(SyntheticImages):
+    """Its hooks return loaders in any structure."""
+
+    kind = "list"
+
+    def loaders(self, first: Any) -> Any:
+        stock = DataLoader(TensorDataset(*self.splits["test"].values), batch_size=16)
+        kinds = {"list": [first, stock], "dict": {"a": first, "b": stock}}
+        return (kinds | {"stock": [stock], "one": stock})[self.kind]
+
+    def val_dataloader(self) -> Any:
+        return self.loaders(super().val_dataloader())
+
+    def test_dataloader(self) -> Any:
+        return self.loaders(super().test_dataloader())
+
+
+class AnyLoader(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0):
+        super().validation_step(batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0):
+        super().test_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "stock", "one"])
+def test_several_loaders(train, tmp_path, capsys, monkeypatch, kind):
+    monkeypatch.setattr(SeveralLoaders, "kind", kind)
+    result = train(
+        ON,
+        f"--data {HERE}.SeveralLoaders --model {HERE}.AnyLoader --trainer.max_epochs 1",
+    )
+    assert result["test/num_samples"] == (150 if kind in ("list", "dict") else 75)
+    out = capsys.readouterr().out
+    assert "315 training, those of val_dataloader as validation, those of test" in out
+    tags = picture_steps(tmp_path / "tiny" / "version_0")
+    assert {"view/predictions/val", "view/confusion_matrix/test"} <= tags.keys()

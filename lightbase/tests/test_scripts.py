@@ -4,12 +4,14 @@ them, and how files are written."""
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from paths import HERE, TINY, fails, script
 from PIL import Image
+from PIL.TiffImagePlugin import SAMPLEFORMAT, ImageFileDirectory_v2
 from written import checkpoint_file, equal, weights
 
 from lightbase.commands.arguments import evaluate, export, predict
@@ -97,6 +99,65 @@ def test_a_grey_image(tmp_path: Path, white: int, dtype: str) -> None:
     pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))[0]
     assert pixels[0, 7] == 255
     assert abs(int(pixels[0, 0]) - 127) <= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "tags"),
+    [
+        ([0, 255], {"dtype": "float32"}),
+        ([-0.5, 0.5], {"dtype": "float32"}),
+        ([float("nan"), 0.5], {"dtype": "float32"}),
+        ([0, 255], {"dtype": "int32"}),
+        ([0, 70_000], {"dtype": "int32"}),
+        ([-1, 300], {"dtype": "int32"}),
+        ([0, 300], {"dtype": "uint16", "sign": 2}),
+        ([0, 200], {"dtype": "uint8", "sign": 2}),
+    ],
+)
+def test_an_image_whose_white_is_unknown_is_refused(
+    tmp_path: Path, values: list[float], tags: dict[str, Any]
+) -> None:
+    info = ImageFileDirectory_v2()
+    if "sign" in tags:
+        info[SAMPLEFORMAT] = tags["sign"]
+    image = Image.fromarray(np.array([values] * 2, dtype=tags["dtype"]))
+    image.save(tmp_path / "x.tiff", tiffinfo=info)
+    with pytest.raises(UserError, match="it is unknown which one is white; convert"):
+        read_image(tmp_path / "x.tiff", (1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        ("RGB", "x.png"),
+        ("CMYK", "x.jpg"),
+        ("CMYK", "x.tiff"),
+        ("YCbCr", "x.tiff"),
+        ("P", "x.gif"),
+        ("RGBA", "x.webp"),
+    ],
+)
+def test_colours_of_each_mode(tmp_path: Path, mode: str, name: str) -> None:
+    Image.new("RGB", (8, 8), (200, 100, 50)).convert(mode).save(tmp_path / name)
+    colours = read_image(tmp_path / name, (3, 8, 8)).float().mean((1, 2))
+    expected = torch.tensor([200.0, 100.0, 50.0])
+    if mode != "P":  # web colours
+        torch.testing.assert_close(colours, expected, atol=3, rtol=0)
+    assert (colours - expected).abs().max() < 26
+
+
+def test_images_of_several_frames_are_named_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lightbase.core.images.WITH_FRAMES", [])
+    frames = [Image.new("L", (8, 8), grey) for grey in (200, 0)]
+    for name in ("x.tiff", "x.gif"):
+        file = tmp_path / name
+        frames[0].save(file, save_all=True, append_images=frames[1:])
+        assert (read_image(file, (1, 8, 8)) == 200).all()
+    out = capsys.readouterr().out
+    assert (
+        out == f"Images: {tmp_path}/x.tiff has several frames or pages: the first "
+        "one of each is read\n"
+    )
 
 
 def test_transparent_and_turned_images(tmp_path: Path) -> None:

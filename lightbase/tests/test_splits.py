@@ -1,5 +1,6 @@
 """Validation sets, folds and test parts by classes and by groups."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 from attached import attach
 from given import Given, OwnSplits
-from torch.utils.data import Dataset
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError
@@ -183,3 +185,94 @@ def test_a_changed_test_part_is_said(capsys, monkeypatch) -> None:
     data.load_state_dict(state)
     data.setup("test")
     assert "Warning: OneFile is split" in capsys.readouterr().out
+
+
+class Attributes(Dataset[Any]):
+    """A Dataset with attributes as torchvision's sets have them. Reading a sample gives
+    what `values` has, or noise that no generator repeats."""
+
+    def __init__(self, values: Tensor, **attributes: Any) -> None:
+        self.values = values
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Any:
+        if hasattr(self, "generator"):
+            return torch.rand(1, generator=self.generator), 0
+        return self.values[index], 0
+
+
+ROWS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+LABELLED = torch.arange(60) % 2
+
+
+def files(root: str, order: Tensor) -> list[Any]:
+    return [(f"{root}/{i % 2}/{i}.png", i % 2) for i in order.tolist()]
+
+
+KINDS: dict[str, Any] = {
+    "arrays": lambda order, root: (ROWS[order], LABELLED),
+    "targets": lambda order, root: (ROWS, LABELLED[order]),
+    "bytes": lambda order, root: (ROWS.abs().byte().numpy()[order], ROWS),
+    "dict": lambda order, root: {"x": [ROWS[order]], "y": LABELLED},
+    "single": lambda order, root: ROWS[order],
+    "files": lambda order, root: Attributes(ROWS, samples=files(root, order)),
+    "paths": lambda order, root: Attributes(
+        ROWS, files=[Path(name) for name, _ in files(root, order)]
+    ),
+    "of Dataset": lambda order, root: Attributes(ROWS, targets=LABELLED[order]),
+    "read": lambda order, root: Attributes(ROWS[order]),
+    "Subset": lambda order, root: Subset(
+        Attributes(ROWS, targets=LABELLED), order.tolist()
+    ),
+}
+REVERSED = torch.arange(59, -1, -1)
+FOLDS: Any = {"num_folds": 3, "fold": 1}
+
+
+@pytest.mark.parametrize("options", [{}, FOLDS], ids=["val", "folds"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_samples_or_another_order_is_said(kind, options, capsys):
+    def data(order: Tensor, root: str = "/a/b") -> Given:
+        return Given(KINDS[kind](order, root), **options)
+
+    first = data(torch.arange(60))
+    state = attach(first).state_dict()
+    for root in ("/a/b", "/a/b", "/c"):
+        same = data(torch.arange(60), root)
+        same.load_state_dict(state)
+        same.setup("fit")
+        same.setup("test")
+    assert "Warning" not in capsys.readouterr().out
+    changed = data(REVERSED)
+    changed.load_state_dict(state)
+    with pytest.raises(UserError, match="than in the training"):
+        changed.setup("fit")
+    changed.setup("test")
+    assert "Warning: Given " in capsys.readouterr().out
+    del state["fingerprints"], state["split_hashes"]  # as in an earlier version
+    older = data(REVERSED)
+    older.load_state_dict(state)
+    older.setup("fit")
+
+
+def test_another_test_set_is_said_and_does_not_stop_a_resume(capsys) -> None:
+    state = attach(Given((ROWS, LABELLED)), "test").state_dict()
+    data = Given((ROWS, LABELLED), (ROWS[:9], LABELLED[:9]))
+    data.load_state_dict(state)
+    for stage, says in (("fit", False), ("test", True), ("fit", False)):
+        data.setup(stage)
+        out = capsys.readouterr().out
+        assert ("Given has other test samples than in the training" in out) == says
+
+
+def test_samples_that_are_random_are_not_compared() -> None:
+    states = [
+        attach(
+            Given(Attributes(ROWS, generator=torch.Generator().manual_seed(seed)))
+        ).state_dict()
+        for seed in (1, 2)
+    ]
+    assert states[0]["fingerprints"] == states[1]["fingerprints"]

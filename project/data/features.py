@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch import Tensor
 from lightbase import BaseDataModule, Batch, UserError
 
 WAY_OUT = (
-    "give a CSV file in UTF-8: a header, as many cells in each line, all quotes closed,"
-    " labels in --data.label_column, numbers in all other columns"
+    "give a CSV file in UTF-8: a header without a name twice, as many cells in each "
+    "line, all quotes closed, labels in --data.label_column, numbers in all other "
+    "columns"
 )
+SEPARATORS = ",;\t|"
 
 
 class Features(BaseDataModule):
@@ -35,6 +38,9 @@ class Features(BaseDataModule):
         num_samples: Generated samples.
         data_seed: For the generated samples.
     """
+
+    # such as Unix time: the mean has to be subtracted in float64, which Macs' GPUs lack
+    keeps_float64 = not torch.backends.mps.is_available()
 
     def __init__(
         self,
@@ -62,9 +68,15 @@ class Features(BaseDataModule):
     def table(self) -> tuple[dict[str, dict[str, str]], list[str]]:
         """The rows of the file without the label, see `read_csv`, and the N labels."""
         rows = read_csv(self.csv_path)
+        columns = list(next(iter(rows.values())))
+        if self.label_column not in columns:
+            raise UserError(
+                f"{self.csv_path} has no column {self.label_column!r} for the labels",
+                f"--data.label_column can be one of {', '.join(columns)[:200]}",
+            )
         labels = []
         for place, row in rows.items():
-            label = row.pop(self.label_column, "")
+            label = row.pop(self.label_column)
             if not label:
                 raise UserError(
                     f"{place}: no label in a column {self.label_column!r}", WAY_OUT
@@ -77,13 +89,14 @@ class Features(BaseDataModule):
         return sorted(set(self.table[1]))
 
     def load(self, split: Literal["train", "test"]) -> Batch:
-        """Return features float32 (N, columns) and classes int64 (N,)."""
+        """Return features (N, columns), float32 or from a file float64, and classes
+        int64 (N,)."""
         if self.csv_path is None:
             inputs, targets = self._generate()
         else:
             rows, labels = self.table
             self.columns = self.columns or list(next(iter(rows.values())))
-            inputs = torch.tensor([self._numbers(*row) for row in rows.items()])
+            inputs = torch.stack([self._numbers(*row) for row in rows.items()])
             try:
                 targets = torch.tensor([self.classes.index(label) for label in labels])
             except ValueError as error:  # the classes are those of the training
@@ -111,15 +124,15 @@ class Features(BaseDataModule):
             inputs, _ = self.splits["train"].values  # type: ignore[union-attr]
             std, mean = torch.std_mean(inputs.double(), dim=0)
             # a column without variance becomes 0 for every sample
-            std[std <= 1e-6 * mean.abs()] = 1
-            self.mean = mean.float()
-            self.std = std.float()
+            std[std <= 1e-12 * mean.abs()] = 1
+            self.mean = mean.to(inputs.dtype)
+            self.std = std.to(inputs.dtype)
 
     def normalize(self, inputs: Tensor) -> Tensor:
         """Return (inputs - mean) / std of each column, float32 (N, columns)."""
         self.mean = self.mean.to(inputs.device)  # copied once: a copy waits for the GPU
         self.std = self.std.to(inputs.device)
-        return (inputs - self.mean) / self.std
+        return ((inputs - self.mean) / self.std).float()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: predictions need the statistics, too."""
@@ -138,11 +151,11 @@ class Features(BaseDataModule):
         if not self.columns:
             raise UserError("the training had generated samples, without columns")
         for place, row in read_csv(path).items():
-            yield place, torch.tensor(self._numbers(place, row))
+            yield place, self._numbers(place, row)
 
-    def _numbers(self, place: str, row: dict[str, str]) -> list[float]:
-        """Return the features of a row. Raise UserError for a cell without a number,
-        and for a missing column."""
+    def _numbers(self, place: str, row: dict[str, str]) -> Tensor:
+        """Return the features of a row, float64 (columns,). Raise UserError for a cell
+        without a number, and for a missing column."""
         try:
             numbers = [float(row[column]) for column in self.columns]
             if not all(map(math.isfinite, numbers)):
@@ -151,21 +164,28 @@ class Features(BaseDataModule):
             raise UserError(
                 f"{place}: no number in a column: {error}", WAY_OUT
             ) from error
-        return numbers
+        return torch.tensor(numbers, dtype=torch.float64)
 
 
 def read_csv(path: Path) -> dict[str, dict[str, str]]:
     """Return {"FILE:LINE": {column: text}} for the rows of a CSV file. LINE is the last
     line of a row, because a cell in quotes may have several lines.
 
-    Raise UserError if the file cannot be read, has no row, or has a row of another
-    length than the header.
+    Cells are separated by the one of SEPARATORS that the header has most of. Raise
+    UserError if the file cannot be read, has no row, has two columns of one name, or
+    has a row of another length than the header.
     """
     rows = {}
     line = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
+            header = file.readline()
+            file.seek(0)
+            separator = max(SEPARATORS, key=header.count)
+            reader = csv.DictReader(file, strict=True, delimiter=separator)
+            (name, count), *_ = Counter(reader.fieldnames or [""]).most_common(1)
+            if count > 1:
+                raise UserError(f"{path} has {count} columns {name!r}", WAY_OUT)
             for row in reader:
                 line = reader.line_num
                 if None in row or None in row.values():
