@@ -107,6 +107,27 @@ def test_a_large_offset_costs_no_digits(tmp_path, offset):
     assert numbers[0] == offset + values[0]
 
 
+@pytest.mark.parametrize(
+    ("column", "is_said"),
+    [
+        (range(40), True),  # as pandas writes it
+        (range(1, 41), True),
+        ([*range(20, 40), *range(20)], True),
+        (range(5, 45), False),
+        ([*range(39), 39.5], False),
+        ([0, *range(39)], False),
+    ],
+)
+def test_a_column_that_numbers_the_rows_is_said(tmp_path, capsys, column, is_said):
+    """Rows are often sorted by their label: their numbers tell it."""
+    rows = [f"{number},{i % 7},{i // 20}\n" for i, number in enumerate(column)]
+    data = from_csv(tmp_path / "x.csv", ",a,label\n" + "".join(rows))
+    data.setup("fit")
+    data.setup("test")
+    line = "Column '' numbers the rows, and is a feature: should it be?"
+    assert capsys.readouterr().out.splitlines().count(line) == is_said
+
+
 def test_another_file_has_the_classes_and_columns_of_the_training(tmp_path):
     text = "p,q,label\n" + "1,2,x\n2,3,y\n3,4,z\n" * 20
     trained = from_csv(tmp_path / "x.csv", text)

@@ -7,6 +7,7 @@ import inspect
 import json
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from jsonargparse import Namespace
@@ -29,6 +30,8 @@ from lightbase.core.project import PROJECT
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.spec import CommandLine, read_spec
 from lightbase.core.testing import best_checkpoint
+
+TRAINED = WeakSet[Any]()  # the networks that `train` has trained
 
 
 def load(
@@ -111,7 +114,14 @@ def train(
             spec.trainer |= objects
         else:
             spec, data = of_objects(model, parts, flags)
+        networks = [part for part in model.children() if part.state_dict()]
+        if "ckpt_path" not in flags and not TRAINED.isdisjoint(networks):
+            say(
+                "The network keeps the weights of an earlier training: build a new one "
+                "for another fold or seed"
+            )
         metrics = command.train(spec, model, data)
+        TRAINED.update(networks)
         best = best_checkpoint(model.trainer)
         if best:
             restore(read_checkpoint(best), model, data, best)  # as a test does

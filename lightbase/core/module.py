@@ -68,9 +68,9 @@ class BaseModule(LightningModule):
             warm-up, then a cosine) and FinalDecayLR (constant, then linear to 0). None
             keeps the learning rate.
         scheduler_args: The arguments of the scheduler, such as {warmup_steps: 500}. The
-            length of the training (T_max, total_steps) and the highest rate (max_lr,
-            which is lr) are filled in. ReduceLROnPlateau watches val/loss, or with
-            {mode: max} the first metric.
+            length of the training (T_max, total_steps, or total_iters of PolynomialLR)
+            and the highest rate (max_lr, which is lr) are filled in. ReduceLROnPlateau
+            watches val/loss, or with {mode: max} the first metric.
         scheduler_interval: Whether the scheduler steps after every "epoch" or every
             "step". By default OneCycleLR, CyclicLR, WarmupCosineLR and FinalDecayLR
             step after every step, and others after every epoch.

@@ -186,7 +186,7 @@ def build_scheduler(
         another class.
     args: Its arguments.
     num_steps: How often it will step in the whole training; None if the training has no
-        end. It becomes `T_max` or `total_steps`, unless `args` have it.
+        end. It becomes the argument of `length_argument`, unless `args` have it.
 
     `max_lr` is filled in with the learning rates of the groups.
 
@@ -220,7 +220,7 @@ def build_scheduler(
 
 def length_argument(name: str, args: Options) -> str | None:
     """Return the name of the scheduler's argument that is the length of the training:
-    "T_max" or "total_steps".
+    "T_max", "total_steps", or "total_iters" of PolynomialLR.
 
     args: The arguments that the user gave.
 
@@ -229,7 +229,10 @@ def length_argument(name: str, args: Options) -> str | None:
     if {"epochs", "steps_per_epoch"} & args.keys():
         return None  # OneCycleLR computes total_steps from them
     accepted = inspect.signature(find_class("scheduler", name)).parameters
-    for argument in ("T_max", "total_steps"):
+    arguments = ["T_max", "total_steps"]
+    if name.endswith("PolynomialLR"):  # in others total_iters is the warm-up
+        arguments = ["total_iters"]
+    for argument in arguments:
         if argument in accepted and argument not in args:
             return argument
     return None

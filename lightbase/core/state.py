@@ -403,11 +403,21 @@ class ResumedOptimizer(Callback):
             return
         optimizers = checkpoint["optimizer_states"]
         schedules = checkpoint["lr_schedulers"]
+        # the states of an optimizer have no names, but the positions of the parameters
+        saved = checkpoint["state_dict"]
+        names = [name for name, _ in model.named_parameters() if name in saved]
+        if names != [*filter(names.__contains__, saved)]:
+            raise UserError(
+                "the parameters have another order than in the checkpoint: the "
+                "optimizer would mix up their states",
+                "restore the order of the layers in the code, or start a new run "
+                "without --ckpt_path and with --model.weights FILE",
+            )
         self.saved_numbers = len(optimizers), len(schedules)
         if "schedule" in checkpoint and has_named_optimizer(model):
             # it may name a class of the user's package
-            saved = renamed(checkpoint["schedule"], checkpoint["package"])
-            check_schedule(saved, model)
+            schedule = renamed(checkpoint["schedule"], checkpoint["package"])
+            check_schedule(schedule, model)
             check_length(checkpoint, model)
 
 
@@ -469,10 +479,11 @@ def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     would have had other rates.
     """
     name: Any = model.scheduler
-    if name is None or not length_argument(name, model.scheduler_args):
+    argument = name and length_argument(name, model.scheduler_args)
+    if not argument:
         return
     (saved,) = checkpoint["lr_schedulers"]
-    old_length = saved.get("T_max", saved.get("total_steps"))
+    old_length = saved.get(argument)
     every = model.step_scheduler_every()
     length = schedule_length(model.trainer, every)
     if length != old_length:

@@ -469,7 +469,8 @@ def say_sparse_classes(data: BaseDataModule) -> None:
     texts = []
     for split, samples in data.splits.items():
         labels = class_numbers(samples)
-        if not data.classes or labels is None:
+        # a Dataset may return other targets than its attribute `targets` has
+        if labels is None or labels.max() >= len(data.classes):
             continue
         amount, least = "no", 1
         if split == "train":

@@ -300,6 +300,11 @@ def test_classes_without_samples_are_said(capsys):
     assert "; at most one train sample of c, d (2 in all); no test sample of" in line
     load_data(Given((x, y), classes=("a", "b")), with_test=True)
     assert "Classes:" not in capsys.readouterr().out
+    # a Dataset whose attribute `targets` has other numbers than its samples
+    merged = FakeData(50, (3, 4, 4), 10, v2.PILToTensor(), lambda target: target // 5)
+    merged.targets = [9] * 50
+    load_data(Given(merged, classes=("a", "b")), with_test=True)
+    assert "Classes:" not in capsys.readouterr().out
 
 
 def test_a_network_that_is_not_tried_is_said(capsys):

@@ -79,6 +79,12 @@ def test_the_length_of_the_training_and_the_highest_rate_are_filled_in() -> None
     assert cosine[5] == pytest.approx(0.5)
     (cosine,) = rates("CosineAnnealingLR", {"T_max": 20}, 10)
     assert cosine[5] == pytest.approx(0.853553)
+    (line,) = rates("PolynomialLR", {}, 10)
+    assert line == pytest.approx([1 - step / 10 for step in range(10)])
+    (line,) = rates("PolynomialLR", {"total_iters": 2}, 10)
+    assert line[2] == 0
+    (warm_up,) = rates("LinearLR", {}, 10)
+    assert warm_up[4] < warm_up[5] == pytest.approx(1)
     (one_cycle,) = rates("OneCycleLR", {}, 10)
     assert max(one_cycle) == pytest.approx(1.0)
     args = {"max_lr": 1.0, "epochs": 2, "steps_per_epoch": 5}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from paths import TINY, Train, fails
-from written import checkpoint, curves, equal, weights
+from paths import TINY, Train, fails, script
+from torch import Tensor, nn
+from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.commands.train import main
 
@@ -69,6 +70,36 @@ def test_what_a_run_cannot_go_on_with_is_refused(
     more = "--ckpt_path last --trainer.max_epochs 2"
     assert flag in fails(capsys, 2, lambda: train(more, flag))
     assert files_in(folder) == before
+
+
+class Edited(nn.Module):
+    """Two layers of one shape. An edit of the code changes their order."""
+
+    order = ("first", "second")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.order:
+            self.add_module(name, nn.Linear(8, 8))
+        self.head = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x).relu()).flatten(1))
+
+
+def test_moments_of_parameters_in_another_order_are_refused(
+    train, tmp_path, monkeypatch, capsys
+):
+    """The optimizer would take the moments of the other layer without an error. The
+    weights have names: an evaluation needs no order."""
+    result = train("--model.net test_restart.Edited --trainer.max_epochs 1")
+    monkeypatch.setattr(Edited, "order", ("second", "first"))
+    more = "--ckpt_path last --trainer.max_epochs 2"
+    error = fails(capsys, 1, lambda: train(more))
+    assert "the parameters have another order than in" in error
+    best = checkpoint_file(tmp_path / "tiny" / "version_0")
+    again = script("evaluate").main(["--ckpt_path", str(best)])
+    assert again["test/loss"] == result["test/loss"]
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(

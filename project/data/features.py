@@ -12,7 +12,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from lightbase import BaseDataModule, Batch, UserError
+from lightbase import BaseDataModule, Batch, UserError, say
 
 WAY_OUT = (
     "give a CSV file in UTF-8: a header without a name twice, as many cells in each "
@@ -82,6 +82,12 @@ class Features(BaseDataModule):
                     f"{place}: no label in a column {self.label_column!r}", WAY_OUT
                 )
             labels.append(label)
+        numbers = {*map(str, range(1, len(rows)))}
+        for name in row:
+            if numbers.issubset(row[name] for row in rows.values()):
+                say(
+                    f"Column {name!r} numbers the rows, and is a feature: should it be?"
+                )
         return rows, labels
 
     @cached_property  # which a checkpoint can assign
