@@ -402,7 +402,7 @@ def make_parser() -> ScriptParser:
     add("--test", action="store_true", help="add the test of each run")
     add(
         "--plot",
-        type=output_file,
+        type=output_file(".png", ".pdf", ".svg"),
         metavar="FILE",
         help="draw the curves, as .png, .pdf or .svg",
     )
@@ -415,7 +415,7 @@ def make_parser() -> ScriptParser:
     add("--compare", action="store_true", help="the difference of two NAMEs")
     add(
         "--csv",
-        type=output_file,
+        type=output_file(".csv"),
         metavar="FILE",
         help="write the table, with all digits",
     )

@@ -35,12 +35,15 @@ from lightbase.core.predictions import (
     class_names,
     columns_of,
     confusion,
+    task_of,
 )
 
 NUM_COLUMNS = 5  # of a grid
 NUM_IMAGES = 25  # in a grid
 NUM_MASKS = 10  # in a picture
 NUM_POINTS = 5000  # in a plot of predicted numbers
+NUM_DIMENSIONS = {"multiclass": 1, "segmentation": 3}
+"""Of the classes of a batch: (N,), or (N, H, W)."""
 
 
 class PredictionFigures(Extra):
@@ -90,8 +93,12 @@ class PredictionFigures(Extra):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
         if self.data and has_images(self.data) and trainer.global_step == 0:
-            figure = input_figure(self.data, pl_module)
-            log_figure(trainer, "view/inputs/train", figure)
+            batch = training_batch(self.data, pl_module)
+            images = inputs_of(batch)
+            # a transform may flatten the images, or put them into a dict
+            if isinstance(images, Tensor) and images.dim() == 4:
+                figure = input_figure(batch, pl_module.task)
+                log_figure(trainer, "view/inputs/train", figure)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to keep predictions if this validation, or the test, will be drawn."""
@@ -116,7 +123,8 @@ class PredictionFigures(Extra):
             return
         try:
             outputs, targets = pl_module.tracked
-            columns = columns_of(pl_module.task, outputs.float(), targets)
+            self.task = task_of(pl_module, outputs)
+            columns = drawable(self.task, outputs, targets)
         except MISFITS:
             self.batches.append([])
             return
@@ -126,7 +134,7 @@ class PredictionFigures(Extra):
         positions = torch.arange(start, start + len(targets))
         indices = positions * trainer.world_size + trainer.global_rank
         kept = [indices, *columns]
-        if pl_module.task == "segmentation":  # masks take much memory
+        if self.task == "segmentation":  # masks take much memory
             every = math.ceil(len(self.loader.dataset) / NUM_MASKS)
             kept = [column[indices % every == 0] for column in kept]
         self.batches.append([column.clone() for column in kept])
@@ -143,20 +151,19 @@ class PredictionFigures(Extra):
         write_metric_values(trainer, stage)
         if self.loader is None:
             return
-        task = pl_module.task
         batches = chain(*gather(to_host(self.batches)))
         try:
             self.indices, *self.columns = map(torch.cat, zip(*batches, strict=True))
         except (RuntimeError, ValueError):
             say(
                 "Pictures: none of predictions: the outputs and targets in track do "
-                f"not fit task {task}"
+                f"not fit task {pl_module.task}, see docs/tensorboard.md"
             )
             self.data = None
         else:
             if trainer.is_global_zero:
                 shown = stage_name(trainer, stage)
-                self.figures = FIGURES[task](self)
+                self.figures = FIGURES[self.task](self)
                 for name, figure in self.figures.items():
                     log_figure(trainer, f"view/{name}/{shown}", figure)
         self.loader = None
@@ -190,27 +197,41 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
 
 def has_images(data: Any) -> bool:
     """Return whether the data module gives images: it is a BaseDataModule with an
-    `image_shape`, and the inputs are one tensor."""
-    if not isinstance(data, BaseDataModule):
+    `image_shape`, and the inputs are one tensor (N, C, H, W)."""
+    if not isinstance(data, BaseDataModule) or data.input_spec is None:
         return False
-    return data.image_shape is not None and data.input_spec is not None
+    return data.image_shape is not None and data.input_spec.dim() == 4
+
+
+def drawable(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Return `columns_of` a batch. Raise one of MISFITS if a sample has more or fewer
+    classes than the pictures of the task show: one, or one for each pixel."""
+    columns = columns_of(task, outputs.float(), targets)
+    num_dimensions = columns[1].dim()
+    if num_dimensions != NUM_DIMENSIONS.get(task, num_dimensions):
+        raise TypeError(f"predictions of {num_dimensions} dimensions")
+    return columns
 
 
 # The pictures of each task
 
 
-def input_figure(data: BaseDataModule, model: BaseModule) -> Figure:
-    """Draw up to NUM_IMAGES training images as the network gets them, after random
-    transforms. Masks lie over the images."""
+def training_batch(data: BaseDataModule, model: BaseModule) -> Any:
+    """Return up to NUM_IMAGES training samples as the network gets them, after random
+    transforms."""
     samples = data.training_samples
     batch = samples.__getitems__(spread(len(samples), NUM_IMAGES).tolist())
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = move_data_to_device(batch, model.device)
-        batch = data.transform_batch(batch, training=True)
+        return data.transform_batch(batch, training=True)
+
+
+def input_figure(batch: Any, task: str | None) -> Figure:
+    """Draw the images of a training batch. Masks lie over the images."""
     images = displayable(inputs_of(batch))
     masks = targets_of(batch)
-    if model.task == "segmentation" and isinstance(masks, Tensor):
+    if task == "segmentation" and isinstance(masks, Tensor):
         images = overlay(images, masks.cpu())
     return image_grid(images, [], "training images as the network gets them")
 

@@ -1,6 +1,7 @@
-"""Predictions as files: arrays, masks, and tables of classes, labels, numbers or texts.
+"""Predictions as files: arrays, masks, images, and tables of classes, labels, numbers
+or texts.
 
-`write_arrays` and `write_masks` write a file or a folder. `prediction_columns` and
+`write_arrays` and `write_pictures` write a file or a folder. `prediction_columns` and
 `true_columns` give the columns of a table; the task of the module decides which ones.
 """
 
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, say
 from lightbase.core.files import write_whole
 from lightbase.core.predictions import (
     PALETTE,
@@ -55,14 +57,31 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def write_masks(folder: Path, names: Names, masks: Rows) -> None:
-    """Write palette images of the class numbers.
+def kind_of_pictures(rows: Rows, task: str | None) -> str:
+    """Return "masks" for class numbers (H, W) of each sample, "images" for (C, H, W),
+    and "" for other predictions.
+
+    task: The attribute `task` of the module.
+    """
+    num_dimensions = 0
+    if rows:
+        num_dimensions = rows[0].dim()
+        if num_dimensions == 2 and not rows[0].is_floating_point():
+            task = "segmentation"
+    if task == "segmentation":
+        return "masks"
+    return "images" * (num_dimensions == 3)
+
+
+def write_pictures(folder: Path, names: Names, rows: Rows, kind: str) -> None:
+    """Write a PNG file for each sample.
 
     folder: It is made if it is missing.
-    names: The names of the samples. A mask of photo.jpg is photo.png.
-    masks: Class numbers (H, W) of each sample, in [0, 255].
-    Raise UserError if an input or another mask would be overwritten, or if there are
-    too many classes.
+    names: The names of the samples. The picture of photo.jpg is photo.png.
+    rows: See `mask_picture` and `image_picture`.
+    kind: "masks" or "images".
+    Raise UserError if an input or another picture would be overwritten, or if PNG
+    cannot hold the values.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{Path(name).stem}.png" for name in names]
@@ -74,18 +93,41 @@ def write_masks(folder: Path, names: Names, masks: Rows) -> None:
             "give another folder, or FILE.npz",
             2,
         )
-    for path, mask in zip(paths, masks, strict=True):
-        if mask.max() > 255:
-            raise UserError(
-                f"--output {folder}: an image has no class {mask.max()}",
-                "give --output FILE.npz",
-                2,
-            )
-        image = Image.fromarray(mask.byte().numpy()).convert("P")
-        image.putpalette(PALETTE.flatten().tolist())
+    as_picture = {"masks": mask_picture, "images": image_picture}[kind]
+    if kind == "images" and rows[0].is_floating_point():
+        low = min(row.min().item() for row in rows)
+        high = max(row.max().item() for row in rows)
+        if low < 0 or high > 1:
+            say(f"Images: numbers from {low:.3g} to {high:.3g} are clipped to [0, 1]")
+    for path, row in zip(paths, rows, strict=True):
         buffer = io.BytesIO()
-        image.save(buffer, "png")
+        as_picture(row).save(buffer, "png")
         write_whole(path, buffer.getbuffer())
+
+
+def mask_picture(mask: Tensor) -> Image.Image:
+    """Return a palette image of class numbers (H, W) in [0, 255]."""
+    if mask.max() > 255:
+        raise UserError(
+            f"a PNG file has no class {mask.max()}", "give --output FILE.npz", 2
+        )
+    image = Image.fromarray(mask.byte().numpy()).convert("P")
+    image.putpalette(PALETTE.flatten().tolist())
+    return image
+
+
+def image_picture(image: Tensor) -> Image.Image:
+    """Return the picture of (1, H, W) or (3, H, W): uint8, or numbers that are clipped
+    to [0, 1]."""
+    if len(image) not in (1, 3):
+        raise UserError(
+            f"a PNG file cannot have {len(image)} channels",
+            "give --output FILE.npz",
+            2,
+        )
+    if image.is_floating_point():
+        image = image.float().clamp(0, 1)
+    return to_pil_image(image)
 
 
 def prediction_columns(
