@@ -13,7 +13,8 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -199,25 +200,21 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
     return path
 
 
-def output_file(*endings: str) -> Callable[[str], Path]:
-    """Return a function for argparse: it returns the path of a file that a script will
-    write. It raises ArgumentTypeError if the folder of the file does not exist, or if
-    the name has another ending.
+def output_file(text: str, endings: Sequence[str] = ()) -> Path:
+    """Return the path of a file that a script will write. argparse calls this function
+    with the text of a flag.
 
     endings: The endings that are allowed, such as ".csv"; "" for a folder. Without
         endings, all are.
+    Raise ArgumentTypeError for another ending, or if the folder does not exist.
     """
-
-    def path_of(text: str) -> Path:
-        path = Path(text)
-        if not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
-        if endings and path.suffix.lower() not in endings and not path.is_dir():
-            names = " or ".join(f"NAME{ending}" for ending in endings)
-            raise argparse.ArgumentTypeError(f"{text}: give {names}")
-        return path
-
-    return path_of
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
+    if endings and path.suffix.lower() not in endings:
+        names = " or ".join(f"NAME{ending}" for ending in endings)
+        raise argparse.ArgumentTypeError(f"{text}: give {names}")
+    return path
 
 
 def evaluate() -> CheckpointParser:
@@ -248,7 +245,7 @@ def predict() -> CheckpointParser:
     )
     add(
         "--output",
-        type=output_file(".csv", ".npz", ""),
+        type=partial(output_file, endings=(".csv", ".npz", "")),
         help="FILE.csv, FILE.npz, or a folder for masks and images",
     )
     add(
@@ -270,7 +267,7 @@ def export() -> CheckpointParser:
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
     parser.add_argument(
         "--output",
-        type=output_file(),
+        type=output_file,
         help="the file; beside the checkpoint unless given",
     )
     return parser

@@ -43,7 +43,7 @@ from lightbase.extras.predict import (
     Columns,
     Names,
     Rows,
-    kind_of_pictures,
+    are_pictures,
     prediction_columns,
     true_columns,
     write_arrays,
@@ -73,7 +73,7 @@ def main(args: arguments.Args = None) -> None:
         task: str | None = getattr(model, "task", None)
         form = (options.output or Path("printed.csv")).suffix.lower()
         if task == "segmentation":
-            check_form("masks", form)
+            check_form(True, form)
         names: Names = []
         unreadable: Names = []
         if options.files:
@@ -98,11 +98,11 @@ def main(args: arguments.Args = None) -> None:
             )
         if form == ".npz":
             write_arrays(options.output, names, outputs)
-        elif kind := kind_of_pictures(single(outputs), task):
-            check_form(kind, form)
-            write_pictures(options.output, names, single(outputs), kind)
+        elif are_pictures(single(outputs), task):
+            check_form(True, form)
+            write_pictures(options.output, names, single(outputs))
         else:
-            check_form(kind, form)
+            check_form(False, form)
             columns = prediction_columns(single(outputs), data, task, options)
             columns |= true_columns(collector.true, data, task)
             write_table(options, names, columns)
@@ -112,21 +112,17 @@ def main(args: arguments.Args = None) -> None:
             raise UserError("\n".join(unreadable))
 
 
-def check_form(kind: str, form: str) -> None:
+def check_form(is_pictures: bool, form: str) -> None:
     """Raise UserError if pictures would become a table, or a table pictures.
 
-    kind: See `kind_of_pictures`.
     form: The ending of the file --output. ".csv" is a table; any other ending than
         ".npz" is the name of a folder.
     """
-    if kind and form == ".csv":
+    if is_pictures == (form == ".csv"):
         raise UserError(
-            f"{kind} are no table: give --output FOLDER or FILE.npz", status=2
-        )
-    if not kind and form != ".csv":
-        raise UserError(
-            "the predictions are no images: give --output FILE.csv or FILE.npz",
-            status=2,
+            "for masks and images give --output FOLDER or FILE.npz",
+            "for other predictions FILE.csv or FILE.npz",
+            2,
         )
 
 
@@ -246,8 +242,8 @@ class Collector(Callback):
     ) -> None:
         """Keep a batch."""
         for name, rows in rows_by_name(outputs).items():
-            is_mask = self.has_masks and task_of(pl_module, rows) == "segmentation"
-            if is_mask and rows.dim() == 4:
+            is_segmentation = task_of(pl_module, rows) == "segmentation"
+            if self.has_masks and is_segmentation and rows.dim() == 4:
                 rows = predicted_masks(rows)
             self.outputs[name] += to_host(rows)  # one copy for a batch
         targets = targets_of(batch)

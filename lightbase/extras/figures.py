@@ -93,12 +93,8 @@ class PredictionFigures(Extra):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
         if self.data and has_images(self.data) and trainer.global_step == 0:
-            batch = training_batch(self.data, pl_module)
-            images = inputs_of(batch)
-            # a transform may flatten the images, or put them into a dict
-            if isinstance(images, Tensor) and images.dim() == 4:
-                figure = input_figure(batch, pl_module.task)
-                log_figure(trainer, "view/inputs/train", figure)
+            figure = input_figure(self.data, pl_module)
+            log_figure(trainer, "view/inputs/train", figure)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to keep predictions if this validation, or the test, will be drawn."""
@@ -124,7 +120,9 @@ class PredictionFigures(Extra):
         try:
             outputs, targets = pl_module.tracked
             self.task = task_of(pl_module, outputs)
-            columns = drawable(self.task, outputs, targets)
+            columns = columns_of(self.task, outputs.float(), targets)
+            if columns[1].dim() != NUM_DIMENSIONS.get(self.task, columns[1].dim()):
+                raise TypeError("a class for each word, for example")
         except MISFITS:
             self.batches.append([])
             return
@@ -203,35 +201,24 @@ def has_images(data: Any) -> bool:
     return data.image_shape is not None and data.input_spec.dim() == 4
 
 
-def drawable(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Return `columns_of` a batch. Raise one of MISFITS if a sample has more or fewer
-    classes than the pictures of the task show: one, or one for each pixel."""
-    columns = columns_of(task, outputs.float(), targets)
-    num_dimensions = columns[1].dim()
-    if num_dimensions != NUM_DIMENSIONS.get(task, num_dimensions):
-        raise TypeError(f"predictions of {num_dimensions} dimensions")
-    return columns
-
-
 # The pictures of each task
 
 
-def training_batch(data: BaseDataModule, model: BaseModule) -> Any:
-    """Return up to NUM_IMAGES training samples as the network gets them, after random
-    transforms."""
+def input_figure(data: Any, model: BaseModule) -> Figure:
+    """Draw up to NUM_IMAGES training images as the network gets them, after random
+    transforms. Masks lie over the images."""
     samples = data.training_samples
     batch = samples.__getitems__(spread(len(samples), NUM_IMAGES).tolist())
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = move_data_to_device(batch, model.device)
-        return data.transform_batch(batch, training=True)
-
-
-def input_figure(batch: Any, task: str | None) -> Figure:
-    """Draw the images of a training batch. Masks lie over the images."""
-    images = displayable(inputs_of(batch))
+        batch = data.transform_batch(batch, training=True)
+    images = inputs_of(batch)
+    if images.dim() != 4:  # `normalize` may flatten them
+        images = images.reshape(-1, *data.image_shape)
+    images = displayable(images)
     masks = targets_of(batch)
-    if task == "segmentation" and isinstance(masks, Tensor):
+    if model.task == "segmentation" and isinstance(masks, Tensor):
         images = overlay(images, masks.cpu())
     return image_grid(images, [], "training images as the network gets them")
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from lightbase.core.errors import UserError, say
+from lightbase.core.errors import UserError
 from lightbase.core.files import write_whole
 from lightbase.core.predictions import (
     PALETTE,
@@ -57,29 +57,23 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def kind_of_pictures(rows: Rows, task: str | None) -> str:
-    """Return "masks" for class numbers (H, W) of each sample, "images" for (C, H, W),
-    and "" for other predictions.
+def are_pictures(rows: Rows, task: str | None) -> bool:
+    """Return whether predictions are class numbers (H, W) or images (C, H, W).
 
     task: The attribute `task` of the module.
     """
-    num_dimensions = 0
-    if rows:
-        num_dimensions = rows[0].dim()
-        if num_dimensions == 2 and not rows[0].is_floating_point():
-            task = "segmentation"
-    if task == "segmentation":
-        return "masks"
-    return "images" * (num_dimensions == 3)
+    if task == "segmentation" or not rows:
+        return task == "segmentation"
+    is_mask = rows[0].dim() == 2 and not rows[0].is_floating_point()
+    return is_mask or rows[0].dim() == 3
 
 
-def write_pictures(folder: Path, names: Names, rows: Rows, kind: str) -> None:
+def write_pictures(folder: Path, names: Names, rows: Rows) -> None:
     """Write a PNG file for each sample.
 
     folder: It is made if it is missing.
     names: The names of the samples. The picture of photo.jpg is photo.png.
-    rows: See `mask_picture` and `image_picture`.
-    kind: "masks" or "images".
+    rows: See `picture`.
     Raise UserError if an input or another picture would be overwritten, or if PNG
     cannot hold the values.
     """
@@ -93,41 +87,30 @@ def write_pictures(folder: Path, names: Names, rows: Rows, kind: str) -> None:
             "give another folder, or FILE.npz",
             2,
         )
-    as_picture = {"masks": mask_picture, "images": image_picture}[kind]
-    if kind == "images" and rows[0].is_floating_point():
-        low = min(row.min().item() for row in rows)
-        high = max(row.max().item() for row in rows)
-        if low < 0 or high > 1:
-            say(f"Images: numbers from {low:.3g} to {high:.3g} are clipped to [0, 1]")
     for path, row in zip(paths, rows, strict=True):
         buffer = io.BytesIO()
-        as_picture(row).save(buffer, "png")
+        picture(row).save(buffer, "png")
         write_whole(path, buffer.getbuffer())
 
 
-def mask_picture(mask: Tensor) -> Image.Image:
-    """Return a palette image of class numbers (H, W) in [0, 255]."""
-    if mask.max() > 255:
+def picture(row: Tensor) -> Image.Image:
+    """Return a palette image of class numbers (H, W), or a grey or colour image of
+    (C, H, W): uint8, or numbers in [0, 1]."""
+    highest = 255
+    if row.dim() == 3 and row.is_floating_point():
+        highest = 1
+    if row.min() < 0 or row.max() > highest:
         raise UserError(
-            f"a PNG file has no class {mask.max()}", "give --output FILE.npz", 2
-        )
-    image = Image.fromarray(mask.byte().numpy()).convert("P")
-    image.putpalette(PALETTE.flatten().tolist())
-    return image
-
-
-def image_picture(image: Tensor) -> Image.Image:
-    """Return the picture of (1, H, W) or (3, H, W): uint8, or numbers that are clipped
-    to [0, 1]."""
-    if len(image) not in (1, 3):
-        raise UserError(
-            f"a PNG file cannot have {len(image)} channels",
-            "give --output FILE.npz",
+            f"--output FOLDER takes 0 to {highest}, not {row.min():.3g} to "
+            f"{row.max():.3g}",
+            "clamp or scale them in predict_step, or give --output FILE.npz",
             2,
         )
-    if image.is_floating_point():
-        image = image.float().clamp(0, 1)
-    return to_pil_image(image)
+    if row.dim() == 3:
+        return to_pil_image((row * (255 / highest)).byte())
+    image = Image.fromarray(row.byte().numpy()).convert("P")
+    image.putpalette(PALETTE.flatten().tolist())
+    return image
 
 
 def prediction_columns(

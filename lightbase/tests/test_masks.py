@@ -73,7 +73,7 @@ def test_the_classes_of_pixels_train_are_drawn_and_predicted(
     shown = {f"view/predictions/{split}" for split in ("val", "test")}
     assert {*events.Tags()["images"]} == shown | {"view/inputs/train"}
     ckpt = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
-    assert "masks are no table" in fails(capsys, 2, lambda: predict(ckpt))
+    assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
     predict([*ckpt, "--output", str(tmp_path / "masks")])
     with Image.open(tmp_path / "masks" / "0.png") as image:
         assert (image.mode, image.size) == ("P", (8, 8))
