@@ -14,7 +14,11 @@ ours: A run of scripts/train.py with the YAML, without validation and test.
 Read the functions with these names first, and then `measure`, which calls them in turn.
 """
 
-from lightbase.commands.script import starting
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1] / "scripts"))
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     import contextlib
@@ -23,7 +27,6 @@ with starting(__file__, default_model="project.classifier.Classifier"):
     import tempfile
     import time
     from collections.abc import Iterable
-    from pathlib import Path
     from typing import Any
 
     import torch

@@ -1,6 +1,6 @@
 """Test a checkpoint again: python scripts/evaluate.py --ckpt_path FILE"""
 
-from lightbase.commands.script import starting
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase.commands.evaluate import main

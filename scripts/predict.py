@@ -1,6 +1,6 @@
 """Predict for image files: python scripts/predict.py --ckpt_path FILE IMAGE ..."""
 
-from lightbase.commands.script import starting
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase.commands.predict import main

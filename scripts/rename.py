@@ -13,13 +13,13 @@ import re
 import subprocess
 from pathlib import Path
 
-from lightbase.commands.arguments import ScriptParser
-from lightbase.commands.script import short_errors, starting
-from lightbase.core.errors import UserError
-from lightbase.core.project import PROJECT
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    pass  # PROJECT has the folder of the repository now
+    from lightbase.commands.arguments import ScriptParser
+    from lightbase.commands.script import short_errors
+    from lightbase.core.errors import UserError
+    from lightbase.core.project import PROJECT
 
 SKIPPED = ("lightbase", "CHANGELOG.md", "logs", "data")
 """Paths in which the name stays."""

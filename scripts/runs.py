@@ -1,6 +1,6 @@
 """Show runs side by side: python scripts/runs.py"""
 
-from lightbase.commands.script import starting
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase.commands.runs import main

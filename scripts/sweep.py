@@ -1,6 +1,6 @@
 """Search the flags of train.py: python scripts/sweep.py --search model.lr=0.001,0.01"""
 
-from lightbase.commands.script import starting
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase.commands.sweep import main

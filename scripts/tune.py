@@ -3,7 +3,7 @@
 python scripts/tune.py --config configs/mnist_mlp.yaml
 """
 
-from lightbase.commands.script import starting
+from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase.commands.tune import main

@@ -14,6 +14,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -202,15 +203,21 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
     return path
 
 
-def output_file(text: str) -> Path:
+def output_file(text: str, endings: Sequence[str] = ()) -> Path:
     """Return the path of a file that a script will write. argparse calls this function
     with the text of a flag.
 
-    Raise ArgumentTypeError if its folder does not exist.
+    endings: The endings that are allowed, such as ".csv"; "" for a folder. Without
+        endings, all are.
+    Raise ArgumentTypeError for another ending, or if the folder does not exist.
     """
-    if not Path(text).parent.is_dir():
+    path = Path(text)
+    if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
-    return Path(text)
+    if endings and path.suffix.lower() not in endings:
+        names = " or ".join(f"NAME{ending}" for ending in endings)
+        raise argparse.ArgumentTypeError(f"{text}: give {names}")
+    return path
 
 
 def evaluate() -> CheckpointParser:
@@ -239,7 +246,11 @@ def predict() -> CheckpointParser:
         default="test",
         help="the set without files",
     )
-    add("--output", type=output_file, help="FILE.csv, FILE.npz, or a folder for masks")
+    add(
+        "--output",
+        type=partial(output_file, endings=(".csv", ".npz", "")),
+        help="FILE.csv, FILE.npz, or a folder for masks and images",
+    )
     add(
         "--top_k",
         type=PositiveInt,

@@ -40,17 +40,18 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import check_one_device
 from lightbase.core.errors import UserError, printable
 from lightbase.core.files import write_whole
-from lightbase.core.predictions import predicted_masks
+from lightbase.core.predictions import predicted_masks, task_of
 from lightbase.core.tables import as_csv, as_table
 from lightbase.extras.image_folder import list_images
 from lightbase.extras.predict import (
     Columns,
     Names,
     Rows,
+    are_pictures,
     prediction_columns,
     true_columns,
     write_arrays,
-    write_masks,
+    write_pictures,
 )
 
 BATCH_SIZE = 256  # of files and arrays
@@ -60,9 +61,8 @@ STAGES = {"train": "fit", "val": "validate", "test": "test"}
 def main(args: arguments.Args = None) -> None:
     """Write or print the predictions. Exit with status 1 if a file cannot be read.
 
-    --output decides the form. FILE.npz holds all tensors. For a segmentation any other
-    path is a folder for masks. For other tasks it is a CSV file; without --output the
-    table is printed.
+    --output decides the form. FILE.npz holds all tensors. Masks and images go into a
+    folder. Other predictions are a table, in FILE.csv or printed.
 
     args: The arguments of the script.
     A user's mistake prints two lines and raises SystemExit. In a notebook it raises
@@ -75,13 +75,9 @@ def main(args: arguments.Args = None) -> None:
         check_one_device(config)
         # a plain LightningModule may have no task; then its outputs are numbers
         task: str | None = getattr(model, "task", None)
-        is_npz = options.output is not None and options.output.suffix == ".npz"
-        # a file .npz may hold the probabilities of each pixel, too
-        has_masks = task == "segmentation" and not is_npz
-        if has_masks and options.output is None:
-            raise UserError(
-                "masks are no table: give --output FOLDER or FILE.npz", status=2
-            )
+        form = (options.output or Path("printed.csv")).suffix.lower()
+        if task == "segmentation":
+            check_form(True, form)
         names: Names = []
         unreadable: Names = []
         if options.files:
@@ -91,7 +87,8 @@ def main(args: arguments.Args = None) -> None:
         else:
             batches = loader_of_split(data, options.split)
             names += map(str, range(len(batches.dataset)))
-        collector = Collector(has_masks)
+        # a file .npz may hold the probabilities of each pixel, too
+        collector = Collector(has_masks=form != ".npz")
         with trainer_of(spec, model, [collector]) as trainer:
             run_loop(trainer, model, data, batches)
         outputs = collector.outputs
@@ -103,11 +100,13 @@ def main(args: arguments.Args = None) -> None:
                 f"predict_step has no row for each of the {len(names)} inputs",
                 "return tensors (N, ...), also in a dict or tuple",
             )
-        if is_npz:
+        if form == ".npz":
             write_arrays(options.output, names, outputs)
-        elif has_masks:
-            write_masks(options.output, names, single(outputs))
+        elif are_pictures(single(outputs), task):
+            check_form(True, form)
+            write_pictures(options.output, names, single(outputs))
         else:
+            check_form(False, form)
             columns = prediction_columns(single(outputs), data, task, options)
             columns |= true_columns(collector.true, data, task)
             write_table(options, names, columns)
@@ -115,6 +114,20 @@ def main(args: arguments.Args = None) -> None:
             print(f"{len(names)} predictions in {options.output}")
         if unreadable:
             raise UserError("\n".join(unreadable))
+
+
+def check_form(is_pictures: bool, form: str) -> None:
+    """Raise UserError if pictures would become a table, or a table pictures.
+
+    form: The ending of the file --output. ".csv" is a table; any other ending than
+        ".npz" is the name of a folder.
+    """
+    if is_pictures == (form == ".csv"):
+        raise UserError(
+            "for masks and images give --output FOLDER or FILE.npz",
+            "for other predictions FILE.csv or FILE.npz",
+            2,
+        )
 
 
 def single(outputs: dict[str, Rows]) -> Rows:
@@ -218,8 +231,8 @@ class Collector(Callback):
     """Keeps the outputs of predict_step, and the targets, for each sample and on the
     CPU.
 
-    has_masks: Keep the class of each pixel. Its probabilities, one for each class,
-        would take more memory.
+    has_masks: Of a segmentation keep the class of each pixel. Its probabilities, one
+        for each class, would take more memory.
     outputs: The outputs of all samples so far, by the names of `rows_by_name`.
     true: The targets of all samples so far. It is empty if the targets of a batch are
         not one tensor.
@@ -235,7 +248,8 @@ class Collector(Callback):
     ) -> None:
         """Keep a batch."""
         for name, rows in rows_by_name(outputs).items():
-            if self.has_masks and rows.dim() == 4:
+            is_segmentation = task_of(pl_module, rows) == "segmentation"
+            if self.has_masks and is_segmentation and rows.dim() == 4:
                 rows = predicted_masks(rows)
             self.outputs[name] += to_host(rows)  # one copy for a batch
         targets = targets_of(batch)

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NamedTuple
@@ -348,18 +349,16 @@ def draw_curves(runs: Runs, file: Path) -> None:
     run.
 
     file: A path that ends with .png, .pdf or .svg. An existing file is replaced.
-    Raise UserError if there are no curves, or if the path ends otherwise.
+    Raise UserError if there are no curves.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     curves = [read_curves(run.folder) for run in runs]
     names = sorted(set(itertools.chain(*curves)))
-    if not names or file.suffix not in (".png", ".pdf", ".svg"):
+    if not names:
         raise UserError(
-            f"--plot {file} needs runs with curves in TensorBoard's files",
-            "and a file .png, .pdf or .svg",
-            2,
+            f"--plot {file} needs runs with curves in TensorBoard's files", status=2
         )
     num_columns = math.isqrt(len(names))
     num_rows = math.ceil(len(names) / num_columns)
@@ -402,7 +401,7 @@ def make_parser() -> ScriptParser:
     add("--test", action="store_true", help="add the test of each run")
     add(
         "--plot",
-        type=output_file,
+        type=partial(output_file, endings=(".png", ".pdf", ".svg")),
         metavar="FILE",
         help="draw the curves, as .png, .pdf or .svg",
     )
@@ -415,7 +414,7 @@ def make_parser() -> ScriptParser:
     add("--compare", action="store_true", help="the difference of two NAMEs")
     add(
         "--csv",
-        type=output_file,
+        type=partial(output_file, endings=(".csv",)),
         metavar="FILE",
         help="write the table, with all digits",
     )

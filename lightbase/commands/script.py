@@ -114,7 +114,9 @@ def starting(script: str, default_model: str) -> Iterator[None]:
             first_look(name, sys.argv[1:])
             if name in ("train", *PARSERS) and sys.stdout.isatty():
                 say("Loading PyTorch ...")
+        SIGNALS.ends_at_once = is_command
         yield
+        SIGNALS.ends_at_once = False
     if freezes:
         gc.freeze()
         gc.enable()
@@ -126,7 +128,9 @@ def find_project() -> None:
     project, and trains nothing: it is not run as the main program."""
     script = PROJECT.root / "scripts" / "train.py"
     if not PROJECT.default_model and script.is_file():
+        sys.path.append(str(script.parent))  # of start.py
         runpy.run_path(str(script))
+        sys.path.remove(str(script.parent))
 
 
 def is_interactive() -> bool:

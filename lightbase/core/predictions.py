@@ -18,6 +18,15 @@ MISFITS = (AttributeError, IndexError, RuntimeError, TypeError)
 tensors, or tensors of other shapes."""
 
 
+def task_of(module: Any, outputs: Any) -> Any:
+    """Return the attribute `task` of a module, or None. A classifier whose outputs are
+    (N, classes, H, W) gives each pixel a class: its task is "segmentation"."""
+    task = getattr(module, "task", None)
+    if task == "multiclass" and isinstance(outputs, Tensor) and outputs.dim() == 4:
+        return "segmentation"
+    return task
+
+
 def class_names(data: Any, num_classes: int) -> list[str]:
     """Return a name for each class: the data's names, then numbers for classes without
     a name. If the data has more than `num_classes` names, all of them are returned."""

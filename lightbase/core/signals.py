@@ -61,12 +61,15 @@ class StopSignals:
     received: The number of the first signal, 0 before it.
     waits: Whether a signal is only kept.
     exchanges: Whether the process may wait for other processes.
+    ends_at_once: Whether a signal ends the process without an exception. In an import
+        of torch, an exception may be caught, or cause other errors.
     pid: The process whose signals are handled, 0 for none.
     """
 
     received = 0
     waits = False
     exchanges = False
+    ends_at_once = False
     pid = 0
 
     @contextlib.contextmanager
@@ -143,6 +146,9 @@ class StopSignals:
         if self.received:
             return
         self.received = number
+        if self.ends_at_once:
+            tell(Stopped(number).text)
+            os._exit(128 + number)
         if not self.waits:
             raise Stopped(number)
 

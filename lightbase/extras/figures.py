@@ -43,12 +43,15 @@ from lightbase.core.predictions import (
     class_names,
     columns_of,
     confusion,
+    task_of,
 )
 
 NUM_COLUMNS = 5  # of a grid
 NUM_IMAGES = 25  # in a grid
 NUM_MASKS = 10  # in a picture
 NUM_POINTS = 5000  # in a plot of predicted numbers
+NUM_DIMENSIONS = {"multiclass": 1, "segmentation": 3}
+"""Of the classes of a batch: (N,), or (N, H, W)."""
 
 
 class PredictionFigures(Extra):
@@ -131,7 +134,10 @@ class PredictionFigures(Extra):
             return
         try:
             outputs, targets = pl_module.tracked
-            columns = columns_of(pl_module.task, outputs.float(), targets)
+            self.task = task_of(pl_module, outputs)
+            columns = columns_of(self.task, outputs.float(), targets)
+            if columns[1].dim() != NUM_DIMENSIONS.get(self.task, columns[1].dim()):
+                raise TypeError("a class for each word, for example")
         except MISFITS:
             self.batches.append([])
             return
@@ -141,7 +147,7 @@ class PredictionFigures(Extra):
         positions = torch.arange(start, start + len(targets))
         indices = positions * trainer.world_size + trainer.global_rank
         kept = [indices, *columns]
-        if pl_module.task == "segmentation":  # masks take much memory
+        if self.task == "segmentation":  # masks take much memory
             every = math.ceil(len(self.loader.dataset) / NUM_MASKS)
             kept = [column[indices % every == 0] for column in kept]
         self.batches.append([column.clone() for column in kept])
@@ -158,20 +164,19 @@ class PredictionFigures(Extra):
         write_metric_values(trainer, stage)
         if self.loader is None:
             return
-        task = pl_module.task
         batches = chain(*gather(to_host(self.batches)))
         try:
             self.indices, *self.columns = map(torch.cat, zip(*batches, strict=True))
         except (RuntimeError, ValueError):
             say(
                 "Pictures: none of predictions: the outputs and targets in track do "
-                f"not fit task {task}"
+                f"not fit task {pl_module.task}, see docs/tensorboard.md"
             )
             self.data = None
         else:
             if trainer.is_global_zero:
                 shown = stage_name(trainer, stage)
-                self.figures = FIGURES[task](self)
+                self.figures = FIGURES[self.task](self)
                 for name, figure in self.figures.items():
                     log_figure(trainer, f"view/{name}/{shown}", figure)
         self.loader = None
@@ -221,16 +226,16 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
 
 def has_images(data: Any) -> bool:
     """Return whether the data module gives images: it is a BaseDataModule with an
-    `image_shape`, and the inputs are one tensor."""
-    if not isinstance(data, BaseDataModule):
+    `image_shape`, and the inputs are one tensor (N, C, H, W)."""
+    if not isinstance(data, BaseDataModule) or data.input_spec is None:
         return False
-    return data.image_shape is not None and data.input_spec is not None
+    return data.image_shape is not None and data.input_spec.dim() == 4
 
 
 # The pictures of each task
 
 
-def input_figure(data: BaseDataModule, model: BaseModule) -> Figure:
+def input_figure(data: Any, model: BaseModule) -> Figure:
     """Draw up to NUM_IMAGES training images as the network gets them, after random
     transforms. Masks lie over the images."""
     samples = data.training_samples
@@ -239,7 +244,10 @@ def input_figure(data: BaseDataModule, model: BaseModule) -> Figure:
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = move_data_to_device(batch, model.device)
         batch = data.transform_batch(batch, training=True)
-    images = displayable(inputs_of(batch))
+    images = inputs_of(batch)
+    if images.dim() != 4:  # `normalize` may flatten them
+        images = images.reshape(-1, *data.image_shape)
+    images = displayable(images)
     masks = targets_of(batch)
     if model.task == "segmentation" and isinstance(masks, Tensor):
         images = overlay(images, masks.cpu())

@@ -1,6 +1,7 @@
-"""Predictions as files: arrays, masks, and tables of classes, labels, numbers or texts.
+"""Predictions as files: arrays, masks, images, and tables of classes, labels, numbers
+or texts.
 
-`write_arrays` and `write_masks` write a file or a folder. `prediction_columns` and
+`write_arrays` and `write_pictures` write a file or a folder. `prediction_columns` and
 `true_columns` give the columns of a table; the task of the module decides which ones.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from lightbase.core.errors import UserError
 from lightbase.core.files import write_whole
@@ -55,14 +57,25 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def write_masks(folder: Path, names: Names, masks: Rows) -> None:
-    """Write palette images of the class numbers.
+def are_pictures(rows: Rows, task: str | None) -> bool:
+    """Return whether predictions are class numbers (H, W) or images (C, H, W).
+
+    task: The attribute `task` of the module.
+    """
+    if task == "segmentation" or not rows:
+        return task == "segmentation"
+    is_mask = rows[0].dim() == 2 and not rows[0].is_floating_point()
+    return is_mask or rows[0].dim() == 3
+
+
+def write_pictures(folder: Path, names: Names, rows: Rows) -> None:
+    """Write a PNG file for each sample.
 
     folder: It is made if it is missing.
-    names: The names of the samples. A mask of photo.jpg is photo.png.
-    masks: Class numbers (H, W) of each sample, in [0, 255].
-    Raise UserError if an input or another mask would be overwritten, or if there are
-    too many classes.
+    names: The names of the samples. The picture of photo.jpg is photo.png.
+    rows: See `picture`.
+    Raise UserError if an input or another picture would be overwritten, or if PNG
+    cannot hold the values.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{Path(name).stem}.png" for name in names]
@@ -74,18 +87,30 @@ def write_masks(folder: Path, names: Names, masks: Rows) -> None:
             "give another folder, or FILE.npz",
             2,
         )
-    for path, mask in zip(paths, masks, strict=True):
-        if mask.max() > 255:
-            raise UserError(
-                f"--output {folder}: an image has no class {mask.max()}",
-                "give --output FILE.npz",
-                2,
-            )
-        image = Image.fromarray(mask.byte().numpy()).convert("P")
-        image.putpalette(PALETTE.flatten().tolist())
+    for path, row in zip(paths, rows, strict=True):
         buffer = io.BytesIO()
-        image.save(buffer, "png")
+        picture(row).save(buffer, "png")
         write_whole(path, buffer.getbuffer())
+
+
+def picture(row: Tensor) -> Image.Image:
+    """Return a palette image of class numbers (H, W), or a grey or colour image of
+    (C, H, W): uint8, or numbers in [0, 1]."""
+    highest = 255
+    if row.dim() == 3 and row.is_floating_point():
+        highest = 1
+    if row.min() < 0 or row.max() > highest:
+        raise UserError(
+            f"--output FOLDER takes 0 to {highest}, not {row.min():.3g} to "
+            f"{row.max():.3g}",
+            "clamp or scale them in predict_step, or give --output FILE.npz",
+            2,
+        )
+    if row.dim() == 3:
+        return to_pil_image((row * (255 / highest)).byte())
+    image = Image.fromarray(row.byte().numpy()).convert("P")
+    image.putpalette(PALETTE.flatten().tolist())
+    return image
 
 
 def prediction_columns(

@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from paths import argv, fails
+from paths import argv, fails, script
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from lightbase import flip_where, random_flip, to_float
 from lightbase.core.data import BaseDataModule
 
+predict = script("predict").main
 SHORT = argv(
     "--model.net torch.nn.Conv2d --model.net.in_channels 3 --model.net.out_channels 2",
-    "--model.net.kernel_size 1 --trainer.max_steps 2",
+    "--model.net.kernel_size 1 --trainer.max_epochs 1",
 )
 
 
@@ -58,7 +61,67 @@ def test_augment_is_refused_where_the_masks_would_stay_as_they_are(
 
 
 @pytest.mark.parametrize("name", ["Plain", "Joint"])
-def test_masks_train_without_augment_and_with_a_transform_of_both(train, name):
-    result = train("--data", f"test_masks.{name}", *SHORT)
-    assert result["steps"] == 2
+def test_the_classes_of_pixels_train_are_drawn_and_predicted(
+    train, tmp_path, capsys, name
+):
+    """By the Classifier, whose task is multiclass."""
+    more = "--figures_every_n_epochs 1"
+    result = train("--data", f"test_masks.{name}", *SHORT, more)
     assert 0 < result["test/acc"] < 1
+    folder = tmp_path / "tiny" / "version_0"
+    events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
+    shown = {f"view/predictions/{split}" for split in ("val", "test")}
+    assert {*events.Tags()["images"]} == shown | {"view/inputs/train"}
+    ckpt = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
+    assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
+    predict([*ckpt, "--output", str(tmp_path / "masks")])
+    with Image.open(tmp_path / "masks" / "0.png") as image:
+        assert (image.mode, image.size) == ("P", (8, 8))
+
+
+class Flat(Plain):
+    """Vectors of pixels for the network, and a class for each image."""
+
+    def load(self, split: str) -> Any:
+        images, masks = super().load(split)
+        return images, masks[:, 0, 0]
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        return to_float(inputs).flatten(1)
+
+
+class Rows(Plain):
+    """A class for each pixel of a row."""
+
+    def load(self, split: str) -> Any:
+        images, masks = super().load(split)
+        return images, masks[:, 0]
+
+
+class FirstRow(torch.nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :, 0]  # (N, classes, W)
+
+
+MISFIT = "Pictures: none of predictions: the outputs and targets in track do not fit "
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--data test_masks.Flat --model.net MLP --model.net.sizes [192,2]", ""),
+        (
+            "--data test_masks.Rows --model.net test_masks.FirstRow "
+            "--model.net.in_channels 3 --model.net.out_channels 2 "
+            "--model.net.kernel_size 1",
+            MISFIT + "task multiclass, see docs/tensorboard.md",
+        ),
+    ],
+    ids=["flattened by normalize", "a class for each word"],
+)
+def test_what_cannot_be_drawn_trains(train, capsys, flags, line):
+    more = "--trainer.max_epochs 1 --figures_every_n_epochs 1"
+    assert train(flags, more)["steps"] > 0
+    shown = capsys.readouterr().out
+    assert ("Pictures: none" in shown) == bool(line)
+    assert line in shown

@@ -17,7 +17,7 @@ from paths import Trained, argv, fails, script
 from PIL import Image
 from plain import PlainData, sums
 from small import Points
-from tasks import flags_of, outputs_of
+from tasks import Scale, flags_of, outputs_of
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from written import checkpoint_file
@@ -261,3 +261,47 @@ class Streamed(PlainData):
 def test_predict_refuses_loaders_that_it_cannot_number(split):
     with pytest.raises(UserError, match=f"--split {split}: the data has no such set"):
         loader_of_split(Streamed(), split)
+
+
+class Shown(Scale):
+    """Images as outputs, with numbers in [0, 1]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(0, 1)
+
+
+def test_predicted_images_are_files_of_a_folder(train, tmp_path, capsys):
+    flags = flags_of("segmentation") + " --model.task null"
+    train(flags, "--model.net test_predict.Shown --name shown")
+    ckpt, (x, _) = best_of(tmp_path, "shown"), outputs_of("segmentation")
+    predict([*ckpt, "--output", str(tmp_path / "shown")])
+    with Image.open(tmp_path / "shown" / "39.png") as image:
+        shown = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    torch.testing.assert_close(shown / 255, x[39].clamp(0, 1), atol=1 / 255, rtol=0)
+    for typed in ([], ["--output", str(tmp_path / "x.csv")]):
+        error = fails(capsys, 2, lambda typed=typed: predict([*ckpt, *typed]))
+        assert error.startswith("error: for masks and images give --output FOLDER or")
+    train(flags, "--name raw")
+    typed = [*best_of(tmp_path, "raw"), "--output", str(tmp_path / "raw")]
+    error = fails(capsys, 2, lambda: predict(typed))
+    assert error.startswith("error: --output FOLDER takes 0 to 1, not -")
+
+
+@pytest.mark.parametrize(
+    ("script_name", "flag", "name", "given"),
+    [
+        ("predict", "--output", "x.png", "NAME.csv or NAME.npz or NAME"),
+        ("predict", "--output", "x.tsv", "NAME.csv or NAME.npz or NAME"),
+        ("predict", "--output", "x", "for other predictions FILE.csv or FILE.npz"),
+        ("runs", "--csv", "x.png", "NAME.csv"),
+        ("runs", "--plot", "x.csv", "NAME.png or NAME.pdf or NAME.svg"),
+    ],
+)
+def test_the_ending_of_a_file_is_that_of_its_content(
+    ckpt, tmp_path, capsys, script_name, flag, name, given
+):
+    typed = [flag, str(tmp_path / name)]
+    if script_name == "predict":
+        typed += ckpt
+    assert given in fails(capsys, 2, lambda: script(script_name).main(typed))
+    assert not list(tmp_path.iterdir())
