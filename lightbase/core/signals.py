@@ -62,7 +62,7 @@ class StopSignals:
     def handled(self) -> Iterator[None]:
         """Handle signals within this context. Afterwards the earlier handlers are
         back."""
-        handlers = {number: signal.getsignal(number) for number in NUMBERS}
+        handlers: dict[int, Any] = {x: signal.getsignal(x) for x in NUMBERS}
         self.received = 0
         self.install()
         try:
