@@ -12,7 +12,7 @@ from lightning import Callback
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
 from lightbase.commands.script import short_errors
-from lightbase.core.callbacks import StopOnSignal, end_with_parent, leave
+from lightbase.core.callbacks import StopOnSignal, leave
 from lightbase.core.curves import is_of_class
 from lightbase.core.devices import describe_devices
 from lightbase.core.errors import UserError, say
@@ -32,7 +32,6 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
     """
     with short_errors():
         options, flags = arguments.evaluate().read(args)
-        end_with_parent()
         spec, model, data = open_checkpoint(options, flags)
         callbacks: list[Callback] = [StopOnSignal()]
         report = None

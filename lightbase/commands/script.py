@@ -23,7 +23,7 @@ from lightbase.commands.arguments import PARSERS, first_look
 from lightbase.core.errors import SEE_HELP, UserError, is_users, rank, say, wrapped
 from lightbase.core.files import DISK_ERRORS
 from lightbase.core.project import PROJECT
-from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped
+from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped, end_with_parent
 
 IN_PYTHON = r"trainer\.|model\.|data\."
 """Beginnings of flags that arguments in Python lack."""
@@ -111,6 +111,7 @@ def starting(script: str, default_model: str) -> Iterator[None]:
     with short_errors():
         if is_command:
             sys.excepthook = print_traceback
+            end_with_parent()
             first_look(name, sys.argv[1:])
             if name in ("train", *PARSERS) and sys.stdout.isatty():
                 say("Loading PyTorch ...")

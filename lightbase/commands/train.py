@@ -20,7 +20,6 @@ from lightbase.commands.script import find_project, is_interactive, short_errors
 from lightbase.commands.seeds import repeat_with_seeds
 from lightbase.core import run
 from lightbase.core.build import build
-from lightbase.core.callbacks import end_with_parent
 from lightbase.core.compat import quiet_lightning
 from lightbase.core.device_errors import short_device_errors
 from lightbase.core.devices import cpu_threads
@@ -51,7 +50,6 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             args = []  # sys.argv has the flags of the notebook's kernel
     first_look("train", args)
     with short_errors():
-        end_with_parent()
         quiet_lightning()
         for train_repeatedly in REPEATS:
             results = train_repeatedly(args, parse, train)

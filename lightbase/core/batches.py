@@ -6,8 +6,11 @@ Read three classes first. `EpochBatchSampler` chooses the indices of each batch.
 connects them. The functions at the beginning take batches apart and convert them.
 """
 
+import os
 import random
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from operator import itemgetter
@@ -467,6 +470,7 @@ class ResumableLoader(DataLoader[Any]):
             dataset,
             batch_sampler=batch_sampler,
             generator=torch.Generator(),
+            worker_init_fn=end_by_parent_only,
             **options,
         )
         # Lightning looks at the type of `sampler`, which DataLoader does not let us set
@@ -525,3 +529,22 @@ def print_worker_error(kind: type[BaseException], error: Any, traceback: Any) ->
     """
     if not issubclass(kind, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, traceback)
+
+
+def end_by_parent_only(_: int) -> None:
+    """In a worker process, let SIGTERM have an effect only if the training process has
+    sent it. This is the `worker_init_fn` of loaders.
+
+    `timeout` and systemd send SIGTERM to all processes of a command. The training
+    process then trains until it can save its state, and needs its workers until then.
+    """
+    if sys.platform != "linux":  # the others cannot tell who has sent a signal
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def watch() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -7,9 +7,6 @@ the same step: a process that waits for another one would wait forever.
 
 import functools
 import multiprocessing
-import os
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,22 +22,21 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     WeightAveraging,
 )
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.core.build import as_list
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.compat import (
     batch_index,
+    call_between_steps,
     follow_until_averaged,
     keeps_masks,
+    leave_out_signals,
     quiet_lightning,
-    replace_signal_exchange,
     started_processes,
-    stop_after_batch,
 )
 from lightbase.core.curves import RunFolder
-from lightbase.core.errors import STARTED_BY, UserError, rank
+from lightbase.core.errors import UserError
 from lightbase.core.folder import Run
 from lightbase.core.monitor import Monitor
 from lightbase.core.record import RunRecorder
@@ -221,30 +217,13 @@ def in_any_process(trainer: Trainer, decision: Any) -> bool:
     return trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
-def end_with_parent() -> None:
-    """End this process when the process that started it has ended, even by kill -9.
-
-    This holds for a process with a rank above 0, and for any process of torchrun. A
-    thread looks twice a second. Other processes are not watched: a script may outlive
-    the shell that has started it.
-    """
-
-    def watch() -> None:
-        """Wait until the system gives this process another parent."""
-        while os.getppid() == STARTED_BY:
-            time.sleep(0.5)
-        os._exit(1)  # the main thread may be waiting for the process that has gone
-
-    if rank() > 0 or TorchElasticEnvironment.detect():
-        threading.Thread(target=watch, daemon=True).start()
-
-
 class StopOnSignal(Callback):
     """Stops at Ctrl-C, SIGTERM or SIGHUP, between two optimizer steps, where the state
     can be saved. `lightbase.core.signals` keeps the signal until then.
 
     A single process stops after the next optimizer step. Several processes exchange
-    every 10 steps whether one of them got a signal. All stop before the same batch.
+    every 10 steps whether one of them got a signal. A signal in the last step of an
+    epoch or in a validation stops the training when the epoch is saved.
 
     This replaces the signal handling of Lightning 2.6, which also stops between two
     batches of an accumulation and within a validation. With several processes,
@@ -263,39 +242,35 @@ class StopOnSignal(Callback):
             # In a forked process torch makes its pool of threads again. It aborts if
             # the threads of two GPUs do it at once in the first backward.
             torch.set_num_threads(torch.get_num_threads())
-        if stage == "fit":
-            # if it is stuck, only the first process ends itself, see StopSignals
-            SIGNALS.wait(exchanges=trainer.world_size > 1 and trainer.is_global_zero)
-
-    def on_sanity_check_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Set the signal handlers again: Lightning has set other ones before."""
+        leave_out_signals(trainer)
         SIGNALS.install()
+        SIGNALS.waits = stage == "fit"  # a test has nothing to save
+        self.stop_if_received(trainer)  # in the last epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        SIGNALS.install()
-        replace_signal_exchange(
-            trainer, functools.partial(self._stop_together, trainer)
-        )
+        call_between_steps(trainer, functools.partial(self.between_steps, trainer))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Stop a single process after an optimizer step if a signal has come."""
-        # After the last batch of an epoch the validation comes first: Lightning cannot
-        # continue with a validation.
-        if not SIGNALS.received or trainer.world_size > 1 or trainer.is_last_batch:
-            return
-        if (batch_index(trainer) + 1) % trainer.accumulate_grad_batches == 0:
-            stop_after_batch(trainer)
+        """Stop after the checkpoints of the last epoch."""
+        self.stop_if_received(trainer)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if a signal came before the test. From now on a signal ends the process
-        at once."""
-        self._stop_if_received(trainer)
-        SIGNALS.waits = False  # there is nothing to save
-        SIGNALS.install()
+    def between_steps(self, trainer: Trainer) -> None:
+        """Stop between two optimizer steps, if the processes exchange signals here."""
+        num_steps = (batch_index(trainer) + 1) // trainer.accumulate_grad_batches
+        if trainer.world_size == 1 or num_steps % self.every_n_steps == 0:
+            self.stop_if_received(trainer)
+
+    def stop_if_received(self, trainer: Trainer) -> None:
+        """Raise SIGTERMException if any process got a signal. All processes have to
+        call this function. Lightning saves the state then."""
+        if dist.is_initialized():
+            signal = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
+            dist.all_reduce(signal, dist.ReduceOp.MAX)
+            SIGNALS.received = int(signal.item())
+        if SIGNALS.received:
+            raise SIGTERMException
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
@@ -304,22 +279,6 @@ class StopOnSignal(Callback):
         the end of the script."""
         if multiprocessing.parent_process() is not None:
             leave(trainer)
-
-    def _stop_together(self, trainer: Trainer) -> None:
-        """Before a batch, exchange every 10 optimizer steps whether to stop."""
-        every_n_batches = self.every_n_steps * trainer.accumulate_grad_batches
-        if (batch_index(trainer) + 1) % every_n_batches == 0:
-            self._stop_if_received(trainer)
-
-    def _stop_if_received(self, trainer: Trainer) -> None:
-        """Raise SIGTERMException if any process got a signal. All processes have to
-        call this function. Lightning saves the state then."""
-        signal = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
-        if dist.is_initialized():
-            dist.all_reduce(signal, dist.ReduceOp.MAX)
-        SIGNALS.received = int(signal.item())
-        if SIGNALS.received:
-            raise SIGTERMException
 
 
 def leave(trainer: Trainer) -> None:

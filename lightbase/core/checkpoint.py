@@ -228,6 +228,11 @@ class RunCheckpoint(ModelCheckpoint):
                 2,
             )
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the state of a checkpoint needs no other one."""
+        super().on_train_start(trainer, pl_module)
+        self.step_at_epoch_end = trainer.global_step
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint. If the metric is not measured yet, as with max_steps in
         the first epoch, there is nothing to compare, and nothing is written."""

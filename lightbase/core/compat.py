@@ -296,23 +296,33 @@ def step_plateau_schedulers(trainer: Any) -> None:
     )
 
 
-def replace_signal_exchange(trainer: Any, exchange: Callable[[], None]) -> None:
-    """Let several processes call `exchange` before each batch, to agree on a stop.
+def leave_out_signals(trainer: Any) -> None:
+    """Let Lightning set no signal handlers, and exchange no signals before each batch.
 
-    Lightning's exchange waits for the GPU each time: its issue 21487. Its pull request
-    21640 adds an option.
+    Its exchange waits for the GPU each time: its issue 21487. Its pull request 21640
+    adds an option. No issue about the handlers is known.
     """
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = exchange
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def stop_after_batch(trainer: Any) -> None:
-    """Let Lightning end the training at the end of this batch, as it does after a
-    SIGTERM.
+def call_between_steps(trainer: Any, function: Callable[[], None]) -> None:
+    """Let Lightning call `function` after each optimizer step, where the state is
+    complete: the curves are written, and neither a validation nor the end of the epoch
+    follows or has just been.
 
-    `trainer.should_stop` would end the epoch as if all its batches were done. No issue
-    is known.
+    The hooks of callbacks come before the curves. No issue is known.
     """
-    trainer._signal_connector.received_sigterm = True
+    loop = trainer.fit_loop.epoch_loop
+    on_advance_end = loop.on_advance_end
+
+    def advance_end(fetcher: Any) -> None:
+        validates = loop._should_check_val_fx(fetcher)
+        on_advance_end(fetcher)
+        if not validates and not loop.done and not loop._should_accumulate():
+            function()
+
+    loop.on_advance_end = advance_end
 
 
 def started_processes(trainer: Trainer) -> list[subprocess.Popen]:

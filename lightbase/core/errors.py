@@ -16,9 +16,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-# Noted before torch is imported, which takes seconds: the parent process may have ended
-# by then.
-STARTED_BY = os.getppid()
 RANK_VARIABLES = (
     "RANK",
     "SLURM_PROCID",

@@ -5,13 +5,12 @@ Read the class `StopSignals` first. `SIGNALS` is its only object.
 """
 
 import contextlib
-import multiprocessing.util
+import ctypes
 import os
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightbase.core.errors import rank
@@ -19,13 +18,10 @@ from lightbase.core.errors import rank
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 # Windows has no SIGHUP
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]
-CHECK_S = 2
-"""Seconds between two looks of the second thread whether the main thread has handled a
-signal. See StopSignals."""
-STUCK_S = 20
-"""Seconds after which a process that waits for other processes counts as stuck."""
 ERASE_LINE = b"\r\x1b[J"
 """Lets a terminal erase the line of the cursor, and what is below."""
+SAVING = b"Stopping when the state is saved; a second Ctrl-C ends at once\n"
+PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
 class Stopped(SystemExit):
@@ -45,166 +41,97 @@ class Stopped(SystemExit):
 class StopSignals:
     """Handles the signals that stop a process. A signal raises Stopped. If `waits` is
     true, it is only kept in `received`, and the training stops when its state can be
-    saved.
+    saved. A second Ctrl-C ends the process at once; in a notebook it raises
+    KeyboardInterrupt.
 
-    Python runs a handler between two of its instructions, in the main thread. If the
-    main thread is in a call that does not return, such as an exchange with a process
-    that has ended, the handler never runs. Then a second thread ends the process:
-
-    - after STUCK_S if `exchanges` is true
-    - never if only `waits` is true: the main thread may still save the state
-    - after CHECK_S otherwise
-
-    A second Ctrl-C ends the process at once. A forked process, such as a worker of a
-    loader, ignores the Ctrl-C of a terminal.
+    Python runs a handler between two of its instructions, in the main thread. While the
+    main thread waits in another library, such as for a process that has ended, no
+    signal but SIGQUIT (Ctrl-Backslash) and SIGKILL has an effect.
 
     received: The number of the first signal, 0 before it.
     waits: Whether a signal is only kept.
-    exchanges: Whether the process may wait for other processes.
     ends_at_once: Whether a signal ends the process without an exception. In an import
         of torch, an exception may be caught, or cause other errors.
-    pid: The process whose signals are handled, 0 for none.
+    pid: The process whose signals are handled. A forked one, such as a worker of a
+        loader, ignores the Ctrl-C of a terminal.
     """
 
     received = 0
     waits = False
-    exchanges = False
     ends_at_once = False
     pid = 0
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals within this context. Afterwards the earlier handlers are back,
-        unless this context is inside another one."""
-        handlers = {number: signal.getsignal(number) for number in NUMBERS}
-        is_inner = self.pid == os.getpid()  # benchmark.py calls train.py's main
+        """Handle signals within this context. Afterwards the earlier handlers are
+        back."""
+        handlers: dict[int, Any] = {x: signal.getsignal(x) for x in NUMBERS}
         self.received = 0
-        self.exchanges = False
         self.install()
         try:
             yield
         finally:
             self.waits = False
-            if self.pid == os.getpid() and not is_inner:
-                signal.set_wakeup_fd(-1)
-                # close alone does not end the thread if a forked worker has the socket
-                self.sender.shutdown(socket.SHUT_RDWR)
-                self.sender.close()
-                # what `install` has registered for forked processes ends with it
-                del self.sender
-                self.pid = 0
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
-
-    def wait(self, exchanges: bool) -> None:
-        """From now on only keep signals in `received`.
-
-        exchanges: Whether this process may wait for other processes.
-        """
-        self.waits = True
-        self.exchanges = exchanges
-        self.install()
+            set_handlers(handlers)
 
     def install(self) -> None:
-        """Set the handler. Call this again after Lightning has set its handlers, and in
-        a process that was forked to train.
+        """Set the handler. Call this again in a process that was forked to train.
 
         A signal that this process ignores stays ignored: Ctrl-C and SIGHUP under nohup
-        and in the background of a script. In another thread than the main thread
-        nothing happens, because Python allows no handler there.
+        and in the background of a script.
         """
-        if threading.current_thread() is not threading.main_thread():
-            return
+        self.pid = os.getpid()
         for number in NUMBERS:
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._handle)
-        if self.pid == os.getpid():
-            return
-        self.pid = os.getpid()
-        # Python writes the number of a signal to a socket as soon as it comes, even
-        # while the main thread is stuck. The second thread gets it from there.
-        receiver, self.sender = socket.socketpair()
-        self.sender.setblocking(False)
-        signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
-        # a forked worker has the same socket: it must not write its signals there
-        multiprocessing.util.register_after_fork(
-            self.sender, lambda _: signal.set_wakeup_fd(-1)
-        )
-        threading.Thread(target=self._watch, args=(receiver,), daemon=True).start()
+                set_handlers({number: self._handle})
 
     def _handle(self, number: int, frame: Any) -> None:
-        """Handle a signal in the main thread. Only the first signal counts. In a forked
-        process, SIGTERM ends the process, and other signals are ignored."""
-        if os.getpid() != self.pid:  # a forked process
+        """Handle a signal. Only the first signal counts. In a forked process, SIGTERM
+        ends the process, and other signals are ignored."""
+        if os.getpid() != self.pid:
             if number == signal.SIGTERM:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
+                os._exit(128 + number)
             return
-        if number == signal.SIGINT and rank() == 0 and os.isatty(2):
-            # a terminal has written ^C, maybe behind the progress bar
-            os.write(2, ERASE_LINE + b"^C\n")
+        if number == signal.SIGINT:
+            again: Any = signal.SIG_DFL
+            if hasattr(sys, "ps1"):  # it would end a notebook's kernel
+                again = signal.default_int_handler
+            signal.signal(number, again)
+            if rank() == 0 and os.isatty(2):
+                # a terminal has written ^C, maybe behind the progress bar
+                os.write(2, ERASE_LINE + b"^C\n")
+            if rank() == 0 and self.waits:
+                os.write(2, SAVING)
         if self.received:
             return
         self.received = number
         if self.ends_at_once:
-            tell(Stopped(number).text)
+            if rank() == 0:
+                os.write(2, f"{Stopped(number).text}\n".encode())
             os._exit(128 + number)
         if not self.waits:
             raise Stopped(number)
 
-    def _watch(self, receiver: socket.socket) -> None:
-        """In the second thread: receive the number of each signal, and look every
-        CHECK_S whether the main thread has handled it."""
-        numbers: list[int] = []
-        seconds = 0  # without a new signal, since the first one
-        with receiver:
-            while True:
-                try:
-                    message = receiver.recv(1)
-                except TimeoutError:
-                    seconds += CHECK_S
-                    self._check(numbers[0], seconds)
-                    continue
-                if not message:  # the sender is closed
-                    return
-                if message[0] in NUMBERS:
-                    numbers.append(message[0])
-                    receiver.settimeout(CHECK_S)
-                if numbers.count(signal.SIGINT) > 1:
-                    tell("Ended by a second Ctrl-C, maybe before the state was saved")
-                    os._exit(128 + signal.SIGINT)
 
-    def _check(self, number: int, seconds: int) -> None:
-        """End the process if its main thread has not handled the signal. If the signal
-        is handled and the state has to be saved first, tell the user once.
-
-        number: The first signal.
-        seconds: About how long ago it came. Only times of CHECK_S without a signal are
-            counted.
-        """
-        text = Stopped(number).text
-        limit_s = CHECK_S
-        if self.exchanges:
-            limit_s = STUCK_S
-            text += (
-                f" after {STUCK_S} s: a rank is missing in a collective; "
-                "go on with --ckpt_path last"
-            )
-        if self.received:
-            if seconds == CHECK_S and number == signal.SIGINT and self.waits:
-                tell(
-                    "Stopping as soon as the state can be saved; a second Ctrl-C ends "
-                    "at once"
-                )
-        elif seconds >= limit_s and (self.exchanges or not self.waits):
-            tell(text)
-            os._exit(128 + number)
+def set_handlers(handlers: Mapping[int, Any]) -> None:
+    """Set handlers of signals. In another thread than the main thread nothing happens:
+    Python allows no handler there."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def tell(text: str) -> None:
-    """Print a line to stderr, in the first process only."""
-    if rank() == 0:
-        print(text, file=sys.stderr)
+def end_with_parent() -> None:
+    """Let Linux kill this process when the process that started it has ended, even by
+    kill -9. On other systems a process ends when it exchanges something with a process
+    that has gone.
+
+    This holds for a process with a rank above 0, and for any process of torchrun. Other
+    processes are not watched: a script may outlive the shell that has started it.
+    """
+    is_started = rank() > 0 or "TORCHELASTIC_RUN_ID" in os.environ
+    if is_started and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 SIGNALS = StopSignals()

@@ -5,7 +5,6 @@ tests marked `gpu`.
 bash tests/gpu_check.sh                    # a quarter of an hour, with a GPU
 bash tests/gpu_check.sh --dry              # the same commands on a CPU
 bash tests/gpu_check.sh --only waits ddp   # checks whose names begin so
-tests/simgpu/run bash tests/gpu_check.sh   # simulated: all but speed and compiling
 
 It needs no network. It ends with a table in markdown, for docs/performance.md, and
 status 1 if a check has failed. Its folder, `--output`, keeps the table and what each
@@ -30,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).parent  # a small repository, with scripts/ and configs/
 REPO = HERE.parents[1]
 PYTHON = shlex.quote(sys.executable)
-# by tests/simgpu/run: it has no speed and no Triton
+# in CI's simulation: it has no speed and no Triton
 IS_SIMULATED = "SIMGPU_FOLDER" in os.environ
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true")
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")  # by default; the others have no fused step

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 REPO = Path(gpu_counts.SCRIPT).parents[1]
 PAGE = REPO / "docs" / "performance.md"
 CONFIGS = ("mnist_mlp", "cifar10_cnn", "mnist_cnn")
-REWRITE = "REWRITE=1 tests/simgpu/run pytest -n 0 lightbase/tests/test_gpu_counts.py"
+REWRITE = "REWRITE=1 pytest -n 0 lightbase/tests/test_gpu_counts.py, on a simulated GPU"
 BEGIN, END = "<!-- counted by test_gpu_counts.py -->\n", "<!-- end of the counts -->\n"
 HEAD = """\
 | | operations a step | more in a log step | copies: step, log step | waits: both, checkpoint |

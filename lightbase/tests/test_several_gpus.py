@@ -1,6 +1,6 @@
 """Runs on several GPUs, and what a run says where a GPU or its driver does not work.
 
-The tests marked `simulated` set up such a machine by the variables of tests/simgpu. The
+The tests marked `simulated` set up such a machine by the variables of CI's simulation. The
 function `train` runs on the ranks of ranks.py.
 """
 

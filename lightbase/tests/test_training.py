@@ -268,10 +268,15 @@ def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     assert resumed | {"train_seconds": 0} == expected | {"train_seconds": 0}
 
 
+SAVING = "Stopping when the state is saved; a second Ctrl-C ends at once"
 SIGNALS = [
     (THREE_EPOCHS, 0, "SIGINT", 20),
-    # Lightning cannot go on from a validation: one more batch
-    (THREE_EPOCHS, 18, "SIGTERM", 39),
+    # after the last batch of an epoch, the checkpoint of the epoch has the state
+    (THREE_EPOCHS, 18, "SIGTERM", 38),
+    # a validation follows: it stops after the next step
+    (f"{THREE_EPOCHS} --trainer.val_check_interval 4", 7, "SIGTERM", 28),
+    # one batch in each epoch
+    (f"{THREE_EPOCHS} --trainer.limit_train_batches 1", 0, "SIGTERM", 2),
     # 19 batches are 5 steps; 8 batches 2
     ("--trainer.accumulate_grad_batches 4", 5, "SIGTERM", 7),
     (
@@ -356,6 +361,15 @@ class Sleep(Callback):
             time.sleep(60)
 
 
+class SleepShortly(Callback):
+    """Sleeps for a second in the third step."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 3:
+            print("sleeping", flush=True)
+            time.sleep(1)
+
+
 def begin(tmp_path: Path, *flags: str) -> Any:
     """Start train.py on tiny.yaml in a new process. Return a subprocess.Popen."""
     command = [sys.executable, "scripts/train.py", "--config", TINY, *flags]
@@ -371,10 +385,27 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     with begin(tmp_path, "--trainer.callbacks", "test_training.Sleep") as process:
         assert "sleeping\n" in process.stdout
         process.send_signal(signal.SIGINT)
-        assert process.stderr.readline().endswith("a second Ctrl-C ends at once\n")
+        assert process.stderr.readline() == f"{SAVING}\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 130
-        assert process.stderr.read().startswith("Ended by a second Ctrl-C")
+        assert process.wait(5) == -signal.SIGINT
+        assert not process.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+def test_sigterm_to_all_processes_of_a_command_keeps_the_state(tmp_path: Path) -> None:
+    flags = "--data.num_workers 2 --trainer.callbacks test_training.SleepShortly"
+    command = ["timeout", "60", sys.executable, "scripts/train.py", "--config", TINY]
+    command += [*flags.split(), "--trainer.default_root_dir", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=HERE, env=environment, **pipes) as process:
+        assert "sleeping\n" in process.stdout
+        process.terminate()  # `timeout` sends it to its whole process group
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert errors.startswith("Stopped by SIGTERM; to continue:\n")
+    assert checkpoint(tmp_path / "tiny/version_0")["global_step"] == 3
 
 
 @pytest.mark.slow
