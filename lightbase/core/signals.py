@@ -93,15 +93,7 @@ class StopSignals:
                 os._exit(128 + number)
             return
         if number == signal.SIGINT:
-            again: Any = signal.SIG_DFL
-            if hasattr(sys, "ps1"):  # it would end a notebook's kernel
-                again = signal.default_int_handler
-            signal.signal(number, again)
-            if rank() == 0 and os.isatty(2):
-                # a terminal has written ^C, maybe behind the progress bar
-                os.write(2, ERASE_LINE + b"^C\n")
-            if rank() == 0 and self.waits:
-                os.write(2, SAVING)
+            self._expect_another()
         if self.received:
             return
         self.received = number
@@ -111,6 +103,19 @@ class StopSignals:
             os._exit(128 + number)
         if not self.waits:
             raise Stopped(number)
+
+    def _expect_another(self) -> None:
+        """Let a second Ctrl-C end this process, or raise KeyboardInterrupt in a
+        notebook, whose kernel it would end."""
+        again: Any = signal.SIG_DFL
+        if hasattr(sys, "ps1"):
+            again = signal.default_int_handler
+        signal.signal(signal.SIGINT, again)
+        if rank() == 0 and os.isatty(2):
+            # a terminal has written ^C, maybe behind the progress bar
+            os.write(2, ERASE_LINE + b"^C\n")
+        if rank() == 0 and self.waits:
+            os.write(2, SAVING)
 
 
 def set_handlers(handlers: Mapping[int, Any]) -> None:
