@@ -200,7 +200,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     """
     named = {
         name.removeprefix("net."): parameter
-        for name, parameter in model.named_parameters()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
     }
     for pattern in patterns:
         names = [name for name in named if matches(pattern, name, named[name])]
@@ -208,12 +208,13 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
             raise no_such_name(f"model.freeze {pattern}", pattern, [*named])
         for name in names:
             named[name].requires_grad_(False)
-    frozen = [value.numel() for value in named.values() if not value.requires_grad]
-    if len(frozen) == len(named):
+    parameters = {*named.values()}  # a shared one has several names
+    frozen = [value.numel() for value in parameters if not value.requires_grad]
+    if len(frozen) == len(parameters):
         raise UserError(
             f"model.freeze {', '.join(patterns)}: nothing would train", status=2
         )
-    total = sum(value.numel() for value in named.values())
+    total = sum(value.numel() for value in parameters)
     say(f"Frozen: {sum(frozen):,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []

@@ -111,3 +111,21 @@ def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
         freeze_parameters(Classifier(Normed(), num_classes=4), [name])
     assert message in str(caught.value)
     assert caught.value.status == 2
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 4)
+        self.out.weight = self.first.weight
+
+
+def test_a_shared_weight_is_frozen_by_each_of_its_names(capsys):
+    net = Tied()
+    freeze_parameters(net, ["out"])
+    assert not net.first.weight.requires_grad
+    assert net.first.bias.requires_grad
+    assert capsys.readouterr().out == "Frozen: 20 of 24 parameters\n"
