@@ -138,23 +138,23 @@ class Changing(Dataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("attribute", "options", "says"),
+    ("attribute", "value", "options", "says"),
     [
-        ("num", {}, "the length"),
-        ("num", {"num_workers": 1}, "num, the length"),
-        ("factor", {}, ""),
-        ("factor", {"num_workers": 1}, "factor"),
-        ("factor", {"num_workers": 1, "persistent_workers": False}, ""),
-        ("cache", {"num_workers": 1}, ""),
+        ("num", 51, {}, "the length"),
+        ("num", 51, {"num_workers": 1}, "num, the length"),
+        ("factor", 51.0, {}, ""),
+        ("factor", 51.0, {"num_workers": 1}, "factor"),
+        ("factor", 51.0, {"num_workers": 1, "persistent_workers": False}, ""),
+        ("cache", {1: 2}, {"num_workers": 1}, ""),
     ],
 )
-def test_a_changed_dataset_is_said(attribute, options, says, capsys) -> None:
+def test_a_changed_dataset_is_said(attribute, value, options, says, capsys) -> None:
     dataset = Changing()
     data = attach(Given(dataset, **options))
     loader = data.train_dataloader()
     for epoch in range(3):
         (inputs, _), *_ = read(loader) if epoch == 2 else list(loader)
-        setattr(dataset, attribute, 51)
+        setattr(dataset, attribute, value)
     assert inputs.max() == (1 if says or attribute != "factor" else 51)
     line = f"Data: {says} of the Dataset has changed, and its loader does not see it"
     out = capsys.readouterr().out
