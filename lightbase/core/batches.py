@@ -29,7 +29,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from lightbase.core.errors import UserError
+from lightbase.core.errors import UserError, say
 
 Batch = Any
 """A batch: a tensor, or tuples, lists and dicts of tensors, also nested."""
@@ -460,6 +460,8 @@ class ResumableLoader(DataLoader[Any]):
     dataset: Samples
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in this epoch, also before a resume
+    facts: dict[str, Any] | None = None  # of the Dataset in the first pass
+    said: frozenset[str] = frozenset()  # the names of facts that have changed since
 
     def __init__(
         self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
@@ -478,7 +480,18 @@ class ResumableLoader(DataLoader[Any]):
 
     # torch's annotation names its iterator class
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """Yield the batches of an epoch, or the rest of it after a resume."""
+        """Yield the batches of an epoch, or the rest of it after a resume. Print a line
+        if the Dataset has changed in a way that this loader does not see."""
+        facts = facts_of(self.dataset, self.persistent_workers)
+        self.facts = self.facts or facts
+        names = {name for name, _ in self.facts.items() ^ facts.items()}
+        if names - self.said:
+            say(
+                f"Data: {', '.join(sorted(names))} of the Dataset has changed, and its "
+                "loader does not see it: --trainer.reload_dataloaders_every_n_epochs 1 "
+                "makes a new one each epoch; a set that was divided keeps its length"
+            )
+        self.said |= names
         self.num_batches = self.batch_sampler.first_batch
         for fetched in super().__iter__():
             if self.batch_sampler.batches_at_once == 1:
@@ -505,6 +518,22 @@ class ResumableLoader(DataLoader[Any]):
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch
+
+
+def facts_of(samples: Any, has_copies: bool) -> dict[str, Any]:
+    """Return what a loader reads only once of a Dataset: its length, and if workers
+    keep copies of the Dataset, also its attributes that are numbers or texts.
+
+    samples: A Dataset, within any number of DatasetSamples and Subsets.
+    """
+    while isinstance(samples, DatasetSamples | Subset):
+        samples = samples.dataset
+    facts: dict[str, Any] = {"the length": len(samples)}
+    if has_copies and hasattr(samples, "__dict__"):
+        for name, value in vars(samples).items():
+            if isinstance(value, int | float | str):
+                facts[name] = value
+    return facts
 
 
 def share_from_worker(batch: Any) -> Any:

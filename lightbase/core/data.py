@@ -170,6 +170,8 @@ class BaseDataModule(LightningDataModule):
         # {split: fingerprint of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
         self.saved_fingerprints: dict[str, str] = {}
+        # {split: its samples}, until the fingerprint is taken
+        self.without_fingerprint: dict[str, Samples] = {}
         # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
@@ -376,11 +378,20 @@ class BaseDataModule(LightningDataModule):
             classes = torch.zeros(num, dtype=torch.int64)
         return classes, groups
 
+    def take_fingerprints(self) -> None:
+        """Compute the fingerprints of the loaded splits. A Dataset may be read for it,
+        so call this before the training, which may change the Dataset."""
+        while self.without_fingerprint:
+            split, samples = self.without_fingerprint.popitem()
+            self.fingerprints[split] = fingerprint(samples)
+
     def _compare_splits(self, trains: bool) -> None:
         """Raise UserError if the splits, or the samples, are not those of the
         checkpoint. If no training continues, print a line instead."""
         name = type(self).__name__
         problem = ""
+        if self.saved_fingerprints:
+            self.take_fingerprints()
         for split, saved in self.saved_fingerprints.items():
             # the test set of the data may change: the training had none of it
             counts = not trains or split != "test"
@@ -430,7 +441,7 @@ class BaseDataModule(LightningDataModule):
         if not len(samples):
             raise UserError(f"{name} is empty")
         if not training:
-            self.fingerprints[split] = fingerprint(samples)
+            self.without_fingerprint[split] = samples
         batch = samples.__getitems__([0])
         inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
@@ -605,6 +616,7 @@ class BaseDataModule(LightningDataModule):
         samples: dict[str, Any] = {
             "splits": {},
             "split_groups": {},
+            "without_fingerprint": {},
             "training_samples": None,
         }
         return {**vars(self), "trainer": None, "on_gpu": {}, **samples}
@@ -613,6 +625,7 @@ class BaseDataModule(LightningDataModule):
         """Return the values for a checkpoint: the seed of the order, the classes, the
         shape of the inputs, and which samples are the test set. A subclass adds values
         that it computes from the data, such as a mean."""
+        self.take_fingerprints()
         state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,

@@ -81,25 +81,27 @@ def as_8_bits(image: Image.Image, bits: int, is_signed: bool) -> Image.Image:
     """Return a grey image of more than 8 bits, or of floats, with 8 bits. Pillow would
     clip values above 255.
 
-    White is 1 in images of floats. In images of integers it is the highest number of
-    `bits`, but 65535 for 32 bits: Pillow reads 16 bits as 32. Raise UserError if the
-    numbers show that white is another one, or leave it open.
+    White is the highest number of `bits`. But floats may be in [0, 1] or in [0, 255],
+    and integers of 32 bits may hold 8 or 16 bits: the first of these ranges that has
+    all numbers is taken. Raise UserError if none has, and for signed numbers of fewer
+    bits.
     """
     values = np.asarray(image, dtype=np.float64)
-    least, white = 0, 2 ** min(bits, 16) - 1
+    whites = [2**bits - 1]
     if image.mode == "F":
-        white = 1
+        whites = [1, 255]
     elif bits == 32:
-        least = 256  # it may hold bytes
+        whites = [255, 65535]
     elif is_signed:
-        white = -1  # none fits
-    if not (values.min() >= 0 and least <= values.max() <= white):  # also for NaN
+        whites = []
+    fitting = [x for x in whites if values.min() >= 0 and values.max() <= x]
+    if not fitting:  # also for NaN
         raise UserError(
             f"its numbers of {bits} bits are from {values.min():g} to "
             f"{values.max():g}, and it is unknown which one is white; convert it to 8 "
             "bits"
         )
-    return Image.fromarray((values * 255 / white).round().astype(np.uint8))
+    return Image.fromarray((values * 255 / fitting[0]).round().astype(np.uint8))
 
 
 def say_frames(file: Path) -> None:

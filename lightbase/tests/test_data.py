@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached import attach, inputs_of
+from attached import attach, inputs_of, read
 from given import Given
 from paths import argv, fails
 from torch.utils.data import Dataset
@@ -124,6 +124,43 @@ def test_what_is_pinned_beside_a_stand_in_for_a_gpu(
 def as_lists(loader: Any, epoch: int = 0) -> list[Any]:
     loader.batch_sampler.set_epoch(epoch)
     return [(inputs.tolist(), targets.tolist()) for inputs, targets in loader]
+
+
+class Changing(Dataset[Any]):
+    def __init__(self) -> None:
+        self.num, self.factor, self.cache = 50, 1.0, {}
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), self.factor), 0
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "options", "says"),
+    [
+        ("num", 51, {}, "the length"),
+        ("num", 51, {"num_workers": 1}, "num, the length"),
+        ("factor", 51.0, {}, ""),
+        ("factor", 51.0, {"num_workers": 1}, "factor"),
+        ("factor", 51.0, {"num_workers": 1, "persistent_workers": False}, ""),
+        ("cache", {1: 2}, {"num_workers": 1}, ""),
+    ],
+)
+def test_a_changed_dataset_is_said(attribute, value, options, says, capsys) -> None:
+    dataset = Changing()
+    data = attach(Given(dataset, **options))
+    loader = data.train_dataloader()
+    for epoch in range(3):
+        (inputs, _), *_ = read(loader) if epoch == 2 else list(loader)
+        setattr(dataset, attribute, value)
+    assert inputs.max() == (1 if says or attribute != "factor" else 51)
+    line = f"Data: {says} of the Dataset has changed, and its loader does not see it"
+    out = capsys.readouterr().out
+    assert out.count("has changed") == out.count(line) == (says != "")
+    read(data.train_dataloader())  # as --trainer.reload_dataloaders_every_n_epochs asks
+    assert "has changed" not in capsys.readouterr().out
 
 
 class Endless(Dataset[Any]):

@@ -90,7 +90,14 @@ def test_the_link_that_a_crash_has_left_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("white", "dtype"),
-    [(65535, "uint16"), (1, "float32"), (65535, "int32"), (255, "uint8")],
+    [
+        (65535, "uint16"),
+        (1, "float32"),
+        (255, "float32"),
+        (65535, "int32"),
+        (255, "int32"),
+        (255, "uint8"),
+    ],
 )
 def test_a_grey_image(tmp_path: Path, white: int, dtype: str) -> None:
     values = np.full((8, 8), white, dtype=dtype)
@@ -104,10 +111,9 @@ def test_a_grey_image(tmp_path: Path, white: int, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("values", "tags"),
     [
-        ([0, 255], {"dtype": "float32"}),
+        ([0, 256], {"dtype": "float32"}),
         ([-0.5, 0.5], {"dtype": "float32"}),
         ([float("nan"), 0.5], {"dtype": "float32"}),
-        ([0, 255], {"dtype": "int32"}),
         ([0, 70_000], {"dtype": "int32"}),
         ([-1, 300], {"dtype": "int32"}),
         ([0, 300], {"dtype": "uint16", "sign": 2}),
