@@ -498,6 +498,9 @@ def try_schedule(model: Any) -> None:
         scheduler = build_scheduler(name, args, optimizer, 100)
     elif args:
         raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
+    if model.scheduler_interval and not name:
+        problem = f"model.scheduler_interval {model.scheduler_interval}"
+        raise UserError(f"{problem} needs a model.scheduler", status=2)
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler = None  # it steps after a validation
         if model.scheduler_interval == "step":

@@ -258,6 +258,13 @@ def test_a_signal_of_one_training_does_not_end_the_next_one() -> None:
     assert done.stdout == "both ended\n", done.stderr
 
 
+@pytest.mark.parametrize("name", ["model.lr", "model.net.sizes", "data.batch_size"])
+def test_settings_of_objects_are_refused(tmp_path: Path, flags: Any, name: str) -> None:
+    with pytest.raises(UserError, match="has no effect: the .* is an object"):
+        lightbase.train(*objects(), **flags, **{name: 5})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_plain_lightning_objects_train(flags: Any) -> None:
     module, data = PlainModule(), PlainData()
     metrics = lightbase.train(module, data, name="plain", log_every_n_steps=1, **flags)
