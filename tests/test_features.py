@@ -157,3 +157,8 @@ def test_another_file_has_the_classes_and_columns_of_the_training(tmp_path):
         list(other.read_inputs(other.csv_path))
     with pytest.raises(UserError, match="generated samples, without columns"):
         list(Features().read_inputs(other.csv_path))
+
+
+def test_a_label_column_without_a_file_is_refused() -> None:
+    with pytest.raises(UserError, match="label_column kind has no effect without a"):
+        Features(label_column="kind")

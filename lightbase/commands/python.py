@@ -153,6 +153,7 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
         flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
     else:
         classes["data"] = class_config(data)
+    check_takes_effect(flags, classes)
     args, objects = as_arguments({"name": type(module).__name__, **flags})
     line = CommandLine(args)
     restart = find_restart(line)
@@ -171,6 +172,21 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if restart:
         check_restart(restart, spec, module, data)
     return spec, data
+
+
+def check_takes_effect(flags: dict[str, Any], classes: dict[str, Any]) -> None:
+    """Raise UserError for a setting of a part of the run that is an object.
+
+    classes: The parts that are objects: "model", "data" or both.
+    """
+    for name in flags:
+        part, _, argument = name.partition(".")
+        if argument and part in classes:
+            raise UserError(
+                f"{name} has no effect: the {part} is an object",
+                f"give {argument} where you build the object",
+                2,
+            )
 
 
 def class_config(value: object) -> dict[str, Any]:

@@ -62,7 +62,10 @@ def choose_monitor(
                 GIVE_VALIDATION,
                 2,
             )
-        say(f"best.ckpt is the last epoch ({reason})")
+        text = f"best.ckpt is the last epoch ({reason})"
+        if config.monitor_mode:
+            text += f"; --monitor_mode {config.monitor_mode} has no effect"
+        say(text)
         return None
     mode = config.monitor_mode or better(name, model)
     order = "lowest" if mode == "min" else "highest"

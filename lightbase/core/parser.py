@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_dumper
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -32,7 +32,11 @@ from lightbase.core.compat import (
     change_yaml_loader,
     resolve_class_names,
 )
-from lightbase.core.config_files import path_of_class, read_no_base_60
+from lightbase.core.config_files import (
+    dump_config,
+    path_of_class,
+    read_numbers_as_flags,
+)
 from lightbase.core.errors import SEE_HELP, UserError, place_of_import
 
 # the range of NumPy's seeds
@@ -161,7 +165,8 @@ class Parser(LightningArgumentParser):
         register_type(Path, str, absolute, fail_already_registered=False)
         register_type(Tensor, Tensor.tolist, as_tensor, fail_already_registered=False)
         resolve_class_names(path_of_class)
-        change_yaml_loader(read_no_base_60)
+        change_yaml_loader(read_numbers_as_flags)
+        set_dumper("yaml", dump_config)
         options |= {
             "allow_abbrev": False,
             "print_config": None,

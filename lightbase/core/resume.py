@@ -233,17 +233,18 @@ def resumed_spec(
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
     settings = flatten(as_values(spec))
-    say_unused(line, spec.given, settings)
+    typed = {word.partition("=")[0].removeprefix("--") for word in line.flags}
+    say_unused(line, typed, settings)
     check_changes(restart, spec.given, settings)
     return spec
 
 
-def say_unused(line: CommandLine, given: frozenset[str], now: dict[str, Any]) -> None:
+def say_unused(line: CommandLine, typed: set[str], now: dict[str, Any]) -> None:
     """Print each setting of the config files that the resumed run does not use, and how
     to use it. A resume takes its settings from the checkpoint and from flags. A config
     file may have changed since the run started.
 
-    given: The names of the settings that flags set.
+    typed: The names of the settings that flags set.
     now: The settings of the resumed run, by the names of flags.
     """
     for key, value in line.file_settings.items():
@@ -251,7 +252,7 @@ def say_unused(line: CommandLine, given: frozenset[str], now: dict[str, Any]) ->
         is_same = str(value) == str(new)
         if isinstance(value, str):  # maybe the bare name of a class or a relative path
             is_same = str(new).endswith(value)
-        if not is_same and key not in RUN_LOCATION_KEYS and key not in given:
+        if not is_same and key not in RUN_LOCATION_KEYS and key not in typed:
             say(f"Resume: {key} stays {new}, not {value}: config files do not count")
 
 
@@ -320,7 +321,7 @@ def check_restart(
         if max_epochs is not None and 0 <= max_epochs < num_trained:
             raise UserError(
                 f"checkpoint {path} has {num_trained} epochs behind it",
-                f"give --trainer.max_epochs more than {max_epochs}",
+                f"give --trainer.max_epochs more than {num_trained}",
                 2,
             )
         say(

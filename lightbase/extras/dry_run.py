@@ -16,6 +16,7 @@ import torch
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from torch.utils.data import Subset
 
 from lightbase.core.batches import (
     DatasetSamples,
+    ResumableLoader,
     for_network,
     inputs_of,
     targets_of,
@@ -86,12 +88,6 @@ class DryRun(Extra):
         check_combinations(model, config.trainer)
         if isinstance(model, BaseModule):
             model.prepare_weights()
-        if type(data).train_dataloader is not BaseDataModule.train_dataloader:
-            say(
-                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
-                "other weights; several processes may count samples twice, and each "
-                "trains on all of an IterableDataset"
-            )
         if isinstance(data, BaseDataModule):
             load_data(data, with_test=has_test(model, data))
             if config.try_network:
@@ -115,7 +111,16 @@ class DryRun(Extra):
             yield []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print a line if a schedule by epochs would never step."""
+        """Print a line if the loaders cannot resume, and if a schedule by epochs would
+        never step."""
+        loaders = CombinedLoader(trainer.train_dataloader).flattened
+        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            say(
+                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
+                "other weights; several processes may count samples twice, and each "
+                "trains on all of an IterableDataset"
+            )
         intervals = [config.interval for config in trainer.lr_scheduler_configs]
         num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
         if "epoch" in intervals and 0 < trainer.max_steps < num_steps:
@@ -524,6 +529,9 @@ def try_schedule(model: Any) -> None:
         scheduler = build_scheduler(name, args, optimizer, 100)
     elif args:
         raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
+    if model.scheduler_interval and not name:
+        problem = f"model.scheduler_interval {model.scheduler_interval}"
+        raise UserError(f"{problem} needs a model.scheduler", status=2)
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler = None  # it steps after a validation
         if model.scheduler_interval == "step":

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from written import equal, weights
 
 from lightbase.commands.train import parse
-from lightbase.core.spec import as_values
+from lightbase.core.errors import UserError
+from lightbase.core.names import flatten
+from lightbase.core.spec import CommandLine, as_values, new_spec, validate
 
 HERE = "test_config"
 
@@ -159,3 +161,47 @@ def test_an_argument_of_type_tensor_takes_a_list(train, tmp_path, capsys):
         "weight"
     ] == [1, 2, 3, 4]
     assert "[1,1,5]" in fails(capsys, 2, lambda: train(loss, "heavy"))
+
+
+NUMBERS = ("042", "010", "08", "0o17", "0x10", "0b11", "1_000", "1e3", "1e-3", ".5")
+NUMBERS += ("5.", "1.e2", "12:30", "12:30:45", "+5", "-0", ".inf", "yes", "no", "on")
+
+
+def value_of(key: str, *args: str) -> Any:
+    """Return a setting, or None if it is refused."""
+    try:
+        spec = new_spec(CommandLine(args))
+        validate(spec, spec.config)
+    except UserError:
+        return None
+    return flatten(spec.config.as_dict())[key]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("seed_everything", "trainer.max_epochs", "trainer.limit_train_batches"),
+        *("model.lr", "model.optimizer_args.eps", "name", "test", "data.drop_last"),
+    ],
+)
+def test_a_number_is_the_same_in_a_file_and_in_a_flag(tmp_path: Path, key: str) -> None:
+    *names, last = key.split(".")
+    for text in NUMBERS:
+        config = yaml.safe_load(Path(TINY).read_text())
+        options = config
+        for name in names:
+            options = options.setdefault(name, {})
+            options = options.get("init_args", options)
+        options[last] = "VALUE"
+        file = tmp_path / "config.yaml"
+        file.write_text(yaml.safe_dump(config).replace("VALUE", text))
+        of_file = value_of(key, f"--config={file}")
+        of_flag = value_of(key, f"--config={TINY}", f"--{key}={text}")
+        assert None in (of_file, of_flag) or of_file == of_flag, text
+
+
+@pytest.mark.parametrize("name", ["08", "1e3", "042", "5."])
+def test_a_name_of_digits_is_read_again(train, tmp_path, name):
+    train("--trainer.max_epochs 1 --name", name)
+    train(config=str(tmp_path / name / "version_0" / "config.yaml"))
+    assert (tmp_path / name / "version_1").is_dir()

@@ -278,6 +278,13 @@ def test_two_interrupts_in_a_notebook_leave_its_kernel_alive() -> None:
     assert done.stdout == "alive\n", done.stderr
 
 
+@pytest.mark.parametrize("name", ["model.lr", "model.net.sizes", "data.batch_size"])
+def test_settings_of_objects_are_refused(tmp_path: Path, flags: Any, name: str) -> None:
+    with pytest.raises(UserError, match="has no effect: the .* is an object"):
+        lightbase.train(*objects(), **flags, **{name: 5})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_plain_lightning_objects_train(flags: Any) -> None:
     module, data = PlainModule(), PlainData()
     metrics = lightbase.train(module, data, name="plain", log_every_n_steps=1, **flags)

@@ -57,6 +57,17 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
     assert saved["model"]["init_args"]["lr"] == 0.01
 
 
+def test_the_lines_of_a_resume_name_what_does_not_count_and_the_way_out(
+    train, tmp_path, capsys
+):
+    train("--trainer.max_epochs 3")
+    capsys.readouterr()
+    train("--ckpt_path last --trainer.max_epochs 3")  # tiny.yaml says 2
+    assert "stays" not in capsys.readouterr().out
+    error = fails(capsys, 2, lambda: train("--ckpt_path last --trainer.max_epochs 2"))
+    assert "has 3 epochs behind it\ngive --trainer.max_epochs more than 3" in error
+
+
 @pytest.mark.parametrize(
     "flag",
     ["--data.batch_size 8", "--model.freeze layers.0", "--model.net small.ConvNet"],

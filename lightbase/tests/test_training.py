@@ -233,6 +233,11 @@ class OurLoader(LightningDataModule):
         return DataLoader(Shaken(), batch_size=10)
 
 
+def test_loaders_that_resume_cause_no_line(train, capsys) -> None:
+    train("--data test_training.OurLoader --trainer.max_epochs 1")
+    assert "has its own DataLoaders" not in capsys.readouterr().out
+
+
 RESUMES = [
     "--data.num_workers 2 --model.scheduler FinalDecayLR "
     "--model.scheduler_interval step",

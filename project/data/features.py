@@ -62,6 +62,12 @@ class Features(BaseDataModule):
         self.std: Any = None
         self.columns: list[str] = []  # of the features, in a file
         if csv_path is None:
+            if label_column != "label":
+                raise UserError(
+                    f"data.label_column {label_column} has no effect without a file",
+                    "give the file, too: --data.csv_path FILE",
+                    2,
+                )
             self.classes = [f"class_{i}" for i in range(num_classes)]
 
     @cached_property

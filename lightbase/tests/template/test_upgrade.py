@@ -23,15 +23,12 @@ SHORT = (
 SCRIPT = (sys.executable, "scripts/train.py")
 NET = ("--model.net=project.models.mlp.MLP",)
 OTHERS = {
-    "features": (
-        *("--data=lightbase.Features", *NET, "--model.net.sizes=[10,4,2]"),
-        *("--model.scheduler=WarmupCosineLR", "--trainer.max_steps=160"),
-    ),
+    "features": (*("--data=lightbase.Features", *NET, "--model.net.sizes=[10,4,2]"),),
     "folders": (
         *("--data=lightbase.ImageFolder", "--data.data_dir=photos", *NET),
         *("--data.image_shape=[3,8,8]", "--model.net.sizes=[192,4,2]"),
         *("--data.batch_size=8", "--model.scheduler=lightbase.optim.FinalDecayLR"),
-        "--trainer.max_steps=160",
+        "--model.scheduler_args={total_steps: 50}",
     ),
     "discs": ("--config=configs/discs_mlp.yaml", "--data.num_train=500"),
 }
