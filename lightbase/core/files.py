@@ -21,6 +21,7 @@ DISK_ERRORS = (
     errno.EROFS,  # read-only
     errno.EACCES,
     errno.EPERM,
+    errno.ENAMETOOLONG,
     errno.EISDIR,  # a folder in place of a file
 )
 """Errors of the disk and its permissions, which the user has to mend."""

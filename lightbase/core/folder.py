@@ -15,6 +15,9 @@ from lightbase.core.project import PROJECT
 NO_NAME = re.compile(r"/+|\.\.|version_\d+")
 """Parts of names that runs may not have: runs.py would take version_N for a run."""
 
+MAX_NAME_BYTES = 255
+"""The longest name of a folder on Linux, macOS and Windows."""
+
 
 class Run:
     """The folder ROOT/NAME/version_N of a run. It is locked against other processes
@@ -79,12 +82,16 @@ class Run:
     def write(self, name: str, text: str) -> None:
         """Write a file into the folder, completely or not at all. Raise UserError if
         somebody has removed the folder."""
+        self.check_exists()
+        write_whole(self.folder / name, text)
+
+    def check_exists(self) -> None:
+        """Raise UserError if somebody has removed the folder."""
         if not (self.folder / ".lock").exists():
             raise UserError(
                 f"{self.folder} is gone: it was removed while the run trained",
                 "start the run again",
             )
-        write_whole(self.folder / name, text)
 
 
 def root_folder(config: Any) -> Path:
@@ -95,12 +102,22 @@ def root_folder(config: Any) -> Path:
     Raise UserError if `name` is no folder below ROOT.
     """
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
-    parts = Path(config.name).parts
-    if not parts or any(map(NO_NAME.fullmatch, parts)):
-        raise UserError(
-            f"--name {config.name!r} is no name for a folder below {root}", status=2
-        )
+    check_name(config.name)
     return root
+
+
+def check_name(name: str) -> None:
+    """Raise UserError if a run may not have this name."""
+    parts = Path(name).parts
+    is_long = any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
+    is_other = not parts or any(map(NO_NAME.fullmatch, parts))
+    if is_long or is_other or not name.isprintable():
+        raise UserError(
+            f"--name {name[:99]!r} is no name for a folder of runs",
+            f"give at most {MAX_NAME_BYTES} bytes, without control characters and "
+            "version_N",
+            2,
+        )
 
 
 def script_command(script: str, ckpt_path: str, root: Path) -> str:

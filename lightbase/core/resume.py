@@ -20,7 +20,7 @@ from lightbase.core.data import BaseDataModule
 from lightbase.core.devices import num_processes_started, settle_devices
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import logs_folder_of, newest_version
+from lightbase.core.folder import check_name, logs_folder_of, newest_version
 from lightbase.core.load import (
     check_has_classes,
     check_own,
@@ -173,6 +173,7 @@ def newest_run(line: CommandLine) -> Path:
     if there is no run."""
     root = line.place("trainer.default_root_dir") or PROJECT.logs
     name = line.place("name") or default_name(line)
+    check_name(name)
     return newest_version(Path(root) / name)
 
 

@@ -93,26 +93,32 @@ def train(
             metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
     except (Exception, Stopped) as error:
-        is_reported = isinstance(error, UserError | OSError | Stopped)
-        # after other errors the curves show what has happened
-        if run and (is_reported or not model.global_step):
-            end_early(run, error, config)
+        if run:
+            end_early(run, error, config, model)
         raise
     finally:
         if run:
             run.close()
 
 
-def end_early(run: Run, error: Exception | Stopped, config: Any) -> None:
-    """Keep or remove the folder of a run that could not finish.
+def end_early(
+    run: Run, error: Exception | Stopped, config: Any, model: LightningModule
+) -> None:
+    """Keep or remove the folder of a run that could not finish. Raise UserError if
+    somebody has removed it.
 
     A folder with a checkpoint stays. If a signal ended this run, `error` gets the
     command that continues it. A folder without a checkpoint is removed if the run is
-    new. But after a signal, it stays if the run was to write no checkpoints.
+    new. But after a signal, it stays if the run was to write no checkpoints. After an
+    unexpected error it stays if the run has trained: the curves show what has happened.
 
     error: The error that ends the run.
     config: The settings of the run.
     """
+    run.check_exists()
+    is_reported = isinstance(error, UserError | OSError | Stopped)
+    if model.global_step and not is_reported:
+        return
     has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):

@@ -1,9 +1,15 @@
 """The folder of a run and what the run writes down about itself."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lightning import Callback, Trainer
+from paths import fails
+from written import refused
 
+import lightbase
 from lightbase.core.errors import UserError
 from lightbase.core.folder import Run
 
@@ -31,3 +37,35 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
     kept = Run(tmp_path, "a")
     Run(tmp_path, "a").discard()
     assert kept.folder.is_dir()
+
+
+class RemovesFolder(Callback):
+    """Removes the run's folder in the second epoch."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 22:
+            shutil.rmtree(lightbase.run_folder(trainer))
+
+
+# TensorBoard's thread reports that its file has gone
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("flags", ["--test true", "--trainer.logger false"])
+def test_a_run_whose_folder_is_removed_ends_with_two_lines(
+    train, tmp_path, capsys, flags
+):
+    remove = "--trainer.callbacks test_run.RemovesFolder"
+    with pytest.raises(SystemExit):
+        train(remove, flags)
+    error = capsys.readouterr().err.partition("error: ")[2]
+    folder = tmp_path / "tiny" / "version_0"
+    assert error == (
+        f"{folder} is gone: it was removed while the run trained\nstart the run again\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "x/" + "b" * 256, "a\nb", "a\x1b[31m"])
+def test_names_that_no_folder_should_have_are_refused(train, tmp_path, capsys, name):
+    error = refused(capsys, tmp_path, lambda: train("--name", name))
+    assert "is no name for a folder" in error
+    again = lambda: train("--ckpt_path last --name", name)  # noqa: E731
+    assert "is no name for a folder" in fails(capsys, 2, again)
