@@ -116,7 +116,8 @@ class PredictionFigures(Extra):
             return
         try:
             outputs, targets = pl_module.tracked
-            columns = columns_of(pl_module.task, outputs.float(), targets)
+            ignored = pl_module.ignored_target()
+            columns = columns_of(pl_module.task, outputs.float(), targets, ignored)
         except MISFITS:
             self.batches.append([])
             return
