@@ -41,10 +41,20 @@ from lightbase.core.tables import as_csv, as_table, as_text
 LARGEST_FOR_C = 20_000
 """Characters of a config that the fast loader reads. In a longer one, brackets could be
 nested so deeply that they end the process."""
-DAMAGES = (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError)
+DAMAGES = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    yaml.YAMLError,
+)
 """What reading a damaged file raises. Its values may have any type."""
-NOT_GROUPED = (*SAME_TRAINING_KEYS, "seed_everything", "data.fold")
-"""Settings in which the runs of one setting may differ."""
+REPEATED = ("seed_everything", "data.split_seed", "data.fold")
+"""Settings in which the runs of one setting may differ. Runs with the same values of
+all three are the same training."""
+NOT_GROUPED = (*SAME_TRAINING_KEYS, *REPEATED)
 CHOSEN_BY_TEST = (
     "Note: the best of several test numbers is too good; choose by a column `best ...`"
 )
@@ -119,23 +129,27 @@ def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
         progress = read_file(folder / "progress.json")
         metrics = read_file(folder / "metrics.json")
         latest = progress | metrics
+        measured: Row = {}
         if "train_seconds" in latest:
-            results |= {
+            measured = {
                 "epochs": latest["epochs"],
                 "minutes": round(latest["train_seconds"] / 60, 2),
             }
+        if "best" in progress:
+            measured["best " + progress["monitor"]] = progress["best"]
+            ("min", "max").index(progress["mode"])
+        for key in sorted(metrics):
+            if with_test and key.startswith("test/") and key != "test/num_samples":
+                measured[key] = metrics[key]
+        # they must be numbers; a metric that was NaN is null
+        math.fsum(value for value in measured.values() if value is not None)
     except DAMAGES as error:
         problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
         print(wrapped(f"Note: {printable(problem)}", sys.stderr), file=sys.stderr)
         return RunInfo(folder, {}, results, {})
-    if "best" in progress:
-        results[f"best {progress['monitor']}"] = progress["best"]
     if metrics and results["status"] == "stopped":
         results["status"] = "finished"
-    for key in sorted(metrics):
-        if with_test and key.startswith("test/") and key != "test/num_samples":
-            results[key] = metrics[key]
-    return RunInfo(folder, progress, results, settings)
+    return RunInfo(folder, progress, results | measured, settings)
 
 
 def read_file(path: Path) -> Row:
@@ -226,16 +240,20 @@ def setting_of(run: RunInfo) -> Row:
 
 
 def as_groups(runs: Runs) -> Rows:
-    """Return a row for each setting: its runs differ in seed or fold alone. It has
-    their number `n`, how many are not finished, and the mean and the standard
-    deviation of each metric of the finished ones. All rows have the same columns."""
+    """Return a row for each setting: its runs differ in seed, split or fold alone. It
+    has their number `n`, how many are not finished, and the mean and the standard
+    deviation of each metric of the finished ones. All rows have the same columns.
+
+    Of several runs of one training, such as two starts with one seed, the newest
+    finished one counts. A line says how many do not count.
+    """
     from lightbase.extras.spread import spread
 
     groups: dict[str, Runs] = {}
     for run in runs:
         groups.setdefault(repr(setting_of(run)), []).append(run)
     means = []
-    for group in groups.values():
+    for group in map(without_repeats, groups.values()):
         finished = [x for x in group if x.results["status"] == "finished"]
         names = [run.results["name"] for run in group]
         # runs of --seeds are NAME/seed_1, NAME/seed_2, ...
@@ -246,6 +264,19 @@ def as_groups(runs: Runs) -> Rows:
             row |= {name: total.mean, f"± {name}": total.deviation}
         means.append(group[0]._replace(results=row, settings=setting_of(group[0])))
     return as_rows(means)
+
+
+def without_repeats(runs: Runs) -> Runs:
+    """Return the runs of a setting, each training once. Runs without a seed stay."""
+    kept: dict[Any, RunInfo] = {}
+    for run in sorted(runs, key=lambda run: run.results["status"] == "finished"):
+        seed, *others = map(run.settings.get, REPEATED)
+        kept[seed, *others, run.folder if seed is None else None] = run
+    if len(kept) < len(runs):
+        num, name = len(runs) - len(kept), printable(runs[0].results["name"])
+        note = f"Note: {num} runs of the setting of {name} do not count: a newer one"
+        print(f"{note} has the same seed", file=sys.stderr)
+    return list(kept.values())
 
 
 def compare(root: Path, names: list[str], with_test: bool) -> None:
@@ -268,8 +299,8 @@ def compare(root: Path, names: list[str], with_test: bool) -> None:
         )
     for metric in metrics:
         old, new = first[metric], second[metric]
-        print(f"{metric} of {names[0]}: {spread([*old.values()]).text()}")
-        print(f"{metric} of {names[1]}: {spread([*new.values()]).text()}")
+        print(f"{metric} of {names[0]}: {spread([*old.values()], metric).text()}")
+        print(f"{metric} of {names[1]}: {spread([*new.values()], metric).text()}")
         print(f"{metric}, second minus first: {difference(old, new).text()}")
 
 

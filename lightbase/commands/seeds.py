@@ -26,6 +26,7 @@ def repeat_with_seeds(
 ) -> dict[str, Any] | None:
     """Train with each seed of --seeds, and print the mean of each metric with its
     spread. Return {metric: {n, mean, deviation, low, high}}, or None without --seeds.
+    All runs have the same split, or with --data.split_seed seed each has its own.
 
     args: The arguments of train.py.
     parse, train: The functions of lightbase/commands/train.py.
@@ -33,10 +34,14 @@ def repeat_with_seeds(
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--seeds", nargs="?", const="")
+    parser.add_argument("--data.split_seed", dest="split_seed")
     options, others = parser.parse_known_args(args)
     if options.seeds is None:
         return None
     seeds = read_seeds(options.seeds)
+    new_splits = options.split_seed == "seed"
+    if options.split_seed is not None and not new_splits:
+        others.append(f"--data.split_seed={options.split_seed}")
     with short_device_errors():
         spec, _, _ = parse(others)
     check_one_device(spec.config.trainer)
@@ -46,7 +51,9 @@ def repeat_with_seeds(
             "leave it out; the same command with --seeds continues",
             2,
         )
-    failures = train_seeds(spec, others, seeds, lambda words: train(*parse(words)))
+    failures = train_seeds(
+        spec, others, seeds, lambda words: train(*parse(words)), new_splits
+    )
     folder = root_folder(spec.config) / spec.config.name
     spreads = summarize(folder, seeds, failures)
     if failures:
@@ -74,7 +81,7 @@ def summarize(
     values = numbers_of(runs)
     spreads = {}
     for metric in values:
-        total = spread([*values[metric].values()])
+        total = spread([*values[metric].values()], metric)
         say(f"{metric} {total.text('seeds')}")
         spreads[metric] = asdict(total)
     content = {"metrics": spreads, "values": values, "failures": failures}

@@ -235,14 +235,14 @@ def as_mean(
 ) -> dict[Any, Any]:
     """Return the values of a setting, the mean and the standard deviation (divisor n -
     1) of the monitored metric over the `n` trials that have finished, and the 95 %
-    interval of the mean. For folds, which share training samples, this interval would
-    be too narrow, so it is left out.
+    confidence interval of the mean. For folds, which share training samples, this
+    interval would be too narrow, so it is left out.
 
     trials: The trials of the setting. With --trials, the last setting may have fewer.
     num_repeats: The number of trials of a whole setting.
     """
     scores: list[Any] = [x.value for x in trials if x.state == TrialState.COMPLETE]
-    total = spread(scores or [math.nan])
+    total = spread(scores or [math.nan], str(sweep.monitor))
     row = values_of(trials[0]) | {"n": len(scores), sweep.monitor: total.mean}
     row["±"] = total.deviation
     if "data.fold" not in sweep.searches:

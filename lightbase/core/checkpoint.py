@@ -29,6 +29,7 @@ from lightbase.core.batches import tensors_in, to_host
 from lightbase.core.curves import stage_name
 from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.files import check_readable, write_whole
+from lightbase.core.tables import as_text
 
 MAX_PINNED = 2**28
 """Bytes of a checkpoint that take page-locked memory, which torch keeps. With more,
@@ -301,13 +302,13 @@ class RunCheckpoint(ModelCheckpoint):
 
     def best_text(self, num_epochs: int) -> str:
         """Return a line about the best epoch, such as "Best epoch: 2 of 5, val/acc
-        1.0000, val/loss 0.0442", or "" if none is known."""
+        1, val/loss 0.0442", or "" if none is known."""
         if not self.best_epoch or self.best_model_score is None:
             return ""
         text = f"Best epoch: {self.best_epoch} of {num_epochs}"
-        text += f", {self.monitor} {self.best_model_score:.4f}"
+        text += f", {self.monitor} {as_text(float(self.best_model_score))}"
         if self.monitor != "val/loss" and math.isfinite(self.best_loss):
-            text += f", val/loss {self.best_loss:.4f}"
+            text += f", val/loss {as_text(float(self.best_loss))}"
         return text
 
     def in_folder(self, path: str) -> str:

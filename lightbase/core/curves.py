@@ -22,7 +22,12 @@ from lightbase.core.batches import to_host
 from lightbase.core.compat import batch_index, logged_step, num_batches
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
-from lightbase.core.metrics import Accumulator, as_curve_names, collection
+from lightbase.core.metrics import (
+    Accumulator,
+    as_curve_names,
+    collection,
+    ignore_targets,
+)
 
 Stage = Literal["train", "val", "test"]
 
@@ -136,18 +141,24 @@ class Curves(Callback):
     resumed: Saved states of the accumulators "train" and "epoch", one for each process
         that was there when the checkpoint was written. It is empty unless a run
         resumes.
+    ignored_target: The target that no metric counts, or None if there is none.
     """
 
     def __init__(self) -> None:
         self.means: dict[str, Accumulator] = {}
         self.rates: dict[str, float | Tensor] = {}
+        self.ignored_target: int | None = None
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Make the accumulators, with copies of the module's metrics, and prepare the
         network. The classes of a BaseDataModule name the curves of single classes."""
-        metrics = collection(pl_module.metrics)
+        metrics = collection(pl_module.metrics).clone()
         data = trainer.datamodule  # type: ignore[attr-defined]
+        self.ignored_target = pl_module.ignored_target()
+        if isinstance(data, BaseDataModule) and data.never_has(self.ignored_target):
+            self.ignored_target = None  # to leave targets out would wait for the GPU
+        ignore_targets(metrics, self.ignored_target)
         classes = data.classes if isinstance(data, BaseDataModule) else []
         for name in get_args(Stage):
             stage_prefix = f"{stage_name(trainer, name)}/"

@@ -466,6 +466,17 @@ class BaseDataModule(LightningDataModule):
                 )
         return samples
 
+    def never_has(self, target: int | None) -> bool:
+        """Return whether no loaded split can have this target. It may have it if its
+        targets are not class numbers, or if batches are transformed."""
+        if target is None or is_overridden("transform_batch", self, BaseDataModule):
+            return False
+        for samples in self.splits.values():
+            classes = class_numbers(samples)
+            if classes is None or (classes == target).any():
+                return False
+        return True
+
     def seeded_part(
         self, num: int, split: Literal["train", "test"], groups: Any = None
     ) -> Tensor:

@@ -1,5 +1,6 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
+import errno
 import re
 import shlex
 import shutil
@@ -186,7 +187,8 @@ def newest_number(folder: Path) -> int:
 
 def is_running(folder: Path) -> bool:
     """Return whether a process holds the lock of this run. The lock file that a killed
-    process has left does not count. Return True if the lock cannot be tried."""
+    process has left does not count, nor does one on a read-only disk. Return True if
+    the lock cannot be tried."""
     file = folder / ".lock"
     if not file.is_file() or file.is_symlink():
         return False
@@ -195,8 +197,8 @@ def is_running(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-    except PermissionError:  # there is no way to find out
-        return True
+    except OSError as error:  # there is no way to find out
+        return error.errno != errno.EROFS
 
 
 def logs_folder_of(checkpoint: Path, name: str) -> str | None:

@@ -6,6 +6,7 @@ sums of the means, the value of a metric as numbers, and the names of the curves
 
 import contextlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,15 @@ MAX_NUMBERS = 2**20
 MAX_BATCHES = 1000
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 """Packages whose metrics need integers as targets."""
+COUNTED = "counted targets"
+"""The name of a value that is no curve: the share of the targets that the loss does not
+ignore. The loss is weighted by it."""
+MAY_BE_UNDEFINED = re.compile(
+    "R2Score|CorrCoef|ExplainedVariance|RelativeSquared|AUC|AUROC|EER|AveragePrecision"
+)
+"""Metrics of torchmetrics that need several samples, or samples of several classes."""
+UNDEFINED = re.compile("No (positive|negative) samples|variance .* is close to zero")
+"""Warnings of torchmetrics about a value that means nothing."""
 
 
 class Accumulator:
@@ -76,7 +86,7 @@ class Accumulator:
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None
         self.has_metrics = False
-        # how many targets of classification metrics are no whole numbers
+        # how many targets of classification metrics are no class numbers
         self.num_broken: Any = 0
         self.metrics.reset()
         self._forget_waiting()
@@ -166,7 +176,8 @@ class Accumulator:
     def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
         """Add a batch to a metric. Metrics of classes or masks need integers, so
         targets of floating-point numbers are converted for them. `num_broken` counts
-        the targets that this changes; `result` refuses them.
+        the targets that this changes, and those that are no class; `result` refuses
+        them.
 
         Raise UserError if a metric of torchmetrics refuses its input. An error in
         another metric may be a bug, and is raised as it is.
@@ -182,6 +193,8 @@ class Accumulator:
             is_multiclass = "Multiclass" in type(metric).__name__
             if is_multiclass and outputs.is_floating_point():
                 self.num_broken += int(outputs.shape == targets.shape)
+        elif isinstance(targets, Tensor):
+            self.num_broken = self.num_broken + num_outside(metric, targets)
         problem = f"{name} cannot take outputs and targets"
         with short_metric_errors(metric, problem, outputs, targets):
             metric.update(outputs, labels)
@@ -193,7 +206,9 @@ class Accumulator:
 
         reduce: A function that returns the sum of a tensor over all processes.
 
-        Raise UserError if a classification metric got targets that are no whole
+        A metric that is not defined for the samples of a point of train/ is NaN there.
+
+        Raise UserError if a classification metric got targets that are no class
         numbers, or if two values have one name.
         """
         self.flush()
@@ -202,18 +217,27 @@ class Accumulator:
         total = reduce(self.sums)
         if reduce(self.num_broken) > 0:
             raise UserError(
-                "a classification metric got targets that are no whole numbers",
-                "give class numbers (argmax(1) of one-hot targets), round them, or "
-                "take a metric of torchmetrics.regression",
+                "a classification metric got targets that are no whole numbers from 0 "
+                "to num_classes - 1",
+                "give class numbers (argmax(1) of one-hot targets), round them, give "
+                "the ignore_index of the loss to the metric, or take a metric of "
+                "torchmetrics.regression",
             )
         names = [f"{self.prefix}{name}" for name in self.names]
         curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
+        if COUNTED in self.names:
+            curves[f"{self.prefix}loss"] /= curves.pop(f"{self.prefix}{COUNTED}")
         self.non_scalar_values = {}
         for name, metric in self._measured():
             # some metrics look at the outputs only here
             problem = f"{name} cannot be computed from these outputs"
             with short_metric_errors(metric, problem):
-                value = metric.compute()
+                if self.prefix == "train/" and MAY_BE_UNDEFINED.search(
+                    type(metric).__name__
+                ):
+                    value = defined_value(metric, total[-1])
+                else:
+                    value = metric.compute()
             parts = numbers(f"{self.prefix}{name}", value, self.classes)
             for curve, part in parts.items():
                 if curve in curves:
@@ -287,6 +311,56 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([(values * weights).sum(0), num_samples])
 
 
+def defined_value(metric: Metric, num_samples: Any) -> Any:
+    """Return the value of a metric, with NaN if it is not defined: there are fewer than
+    two samples, or torchmetrics warns that the value means nothing."""
+    if num_samples < 2:
+        return torch.tensor(torch.nan)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    if any(UNDEFINED.search(str(warning.message)) for warning in caught):
+        # not left out: only the first process warns, and all log the same curves
+        value = map_tensors(lambda x: torch.full_like(x.float(), torch.nan), value)
+    return value
+
+
+def num_outside(metric: Metric, targets: Tensor) -> Any:
+    """Return how many targets are neither classes of a metric nor ignored by it. It is
+    0 for a metric that checks its targets itself.
+
+    targets: Integers of any shape.
+    """
+    options = vars(metric)
+    if options.get("validate_args", True) or "Multiclass" not in type(metric).__name__:
+        return 0
+    num_classes = options["num_classes"] or torch.inf
+    is_outside = (targets < 0) | (targets >= num_classes)
+    return (is_outside & (targets != options["ignore_index"])).sum()
+
+
+def counted_loss(loss: Tensor, targets: Any, index: int | None) -> dict[str, Tensor]:
+    """Return the loss of a batch for `Accumulator.add`, weighted by the share of the
+    targets that it counts.
+
+    loss: The mean over the targets that are not `index`, one number.
+    targets: Only integers are counted.
+    """
+    is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
+    if index is None or not is_integer:
+        return {"loss": loss}
+    share = (targets != index).to(loss.dtype).mean().reshape(loss.shape)
+    # the mean over no target is NaN
+    return {"loss": torch.where(share > 0, loss * share, 0), COUNTED: share}
+
+
+def ignore_targets(metrics: MetricCollection, index: int | None) -> None:
+    """Let all metrics ignore a target that can do so and name no `ignore_index`."""
+    for part in metrics.modules():
+        if index is not None and vars(part).get("ignore_index", index) is None:
+            part.ignore_index = index  # type: ignore[assignment]
+
+
 @contextlib.contextmanager
 def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[None]:
     """Within this context, turn an error of a metric of torchmetrics into a UserError.
@@ -305,7 +379,10 @@ def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[
             shapes = map_tensors(lambda x: tuple(x.shape), values)
             problem += f" {str(shapes)[:80]}"
         line = f"the metric {problem}: {first_line(error)}"
-        raise UserError(line, WAY_OUT) from error
+        way_out = ""
+        if takes_labels(metric):
+            way_out = WAY_OUT
+        raise UserError(line, way_out) from error
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -5,7 +5,7 @@ A subclass writes the steps, and calls `track` in them: read `BaseModule` and it
 the other methods.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
@@ -24,7 +24,7 @@ from lightbase.core.compat import newest_batch
 from lightbase.core.curves import Curves, Stage
 from lightbase.core.devices import MIXED
 from lightbase.core.errors import UserError, say
-from lightbase.core.metrics import Metrics, collection
+from lightbase.core.metrics import Metrics, collection, counted_loss
 from lightbase.core.optim import (
     MADE_FOR_STEPS,
     build_optimizer,
@@ -50,9 +50,9 @@ class BaseModule(LightningModule):
     Args:
         net: The network.
         criterion: The loss of outputs and targets, in all stages. It has to be a mean
-            over the samples of a batch. With a weighted mean (class weights, an ignored
-            index) or a sum, val/loss depends on the batch size. It is not needed if the
-            steps do not use it.
+            over the samples of a batch. With class weights or a sum, val/loss depends
+            on the batch size. Targets that it ignores (ignore_index) count neither in
+            val/loss nor in metrics. It is not needed if the steps do not use it.
         metrics: Metrics with their names, such as {f1: {class_path:
             torchmetrics.classification.MulticlassF1Score}}.
         lr: The learning rate.
@@ -219,7 +219,10 @@ class BaseModule(LightningModule):
         a name. Call this once in each step. `Curves` writes the points.
 
         A point is a mean over samples, so each batch counts with its number of samples:
-        the length of `targets`, else of `outputs`, else of the inputs of the batch.
+        the length of `targets`, else of `outputs`, else of the inputs of the batch. If
+        this is a list or tuple, it may hold samples, or tensors with a row for each
+        sample: the others decide. The loss of a validation or test counts with its
+        number of targets that are not ignored.
 
         loss: The mean over the batch, a tensor with one number. It is the curve
             stage/loss.
@@ -240,15 +243,32 @@ class BaseModule(LightningModule):
         if loss.numel() > 1:
             raise UserError("the loss is no single number: give it a mean (reduction)")
         means = {"loss": loss}
+        if stage != "train":
+            means = counted_loss(loss, targets, curves.ignored_target)
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 # new_full fills on the GPU: copying a number there would wait
                 value = loss.new_full((), value)
             means[name] = value.to(loss)
-        samples = outputs if targets is None else targets
-        if samples is None:
-            samples = inputs_of(newest_batch(self.trainer))
-        sums.add(num_samples(samples), means, outputs, targets)
+        if isinstance(targets, Tensor) and targets.dim():
+            num = len(targets)
+        else:
+            num = num_samples(targets, outputs, newest_batch(self.trainer))
+        sums.add(num, means, outputs, targets)
+
+    def ignored_target(self) -> int | None:
+        """Return the target that metrics and pictures have to ignore: the
+        `ignore_index` of the loss, else of a metric. Without any it is -100, which
+        torch's functions ignore, or None for a loss of torch that ignores nothing."""
+        parts = [self.criterion, *collection(self.metrics).values()]
+        modules = nn.ModuleList(x for x in parts if isinstance(x, nn.Module))
+        for part in modules.modules():
+            index = vars(part).get("ignore_index")
+            if isinstance(index, int):
+                return index
+        if type(self.criterion).__module__ == "torch.nn.modules.loss":
+            return None
+        return -100
 
     def prepare_weights(self) -> None:
         """Load the file of the argument `weights`, and freeze parameters, if that is
@@ -359,12 +379,36 @@ class BaseModule(LightningModule):
         )
 
 
-def num_samples(values: Any) -> int:
-    """Return the number of samples in `values`: the length of a tensor or list, or of a
-    dict's first value. None counts as one."""
-    while isinstance(values, dict):
-        values = next(iter(values.values()))
-    return 1 if values is None else len(values)
+def possible_sizes(values: Any) -> set[int]:
+    """Return how many samples `values` may have: the length of a tensor, or of a dict's
+    first value. A list or tuple has either a sample in each entry, or entries that have
+    a row for each sample; dicts in it are samples. Values without a length give an
+    empty set."""
+    if isinstance(values, dict):
+        return possible_sizes(next(iter(values.values()), None))
+    if isinstance(values, Tensor):
+        return {*values.shape[:1]}
+    if isinstance(values, str) or not isinstance(values, Sized):
+        return set()
+    sizes = {len(values)}
+    if isinstance(values, list | tuple) and values:
+        inner = [set() if isinstance(x, dict) else possible_sizes(x) for x in values]
+        sizes |= set.intersection(*inner)
+    return sizes
+
+
+def num_samples(targets: Any, outputs: Any, batch: Any) -> int:
+    """Return the number of samples: a size that targets, outputs and inputs may all
+    have, as far as they tell. If several are left, the entries of a tuple are no
+    samples, unless there is one entry. Without any size it is 1."""
+    sizes: set[int] = set()
+    parts = inputs_of(batch), outputs, targets
+    for values in parts:
+        other = possible_sizes(values)
+        sizes = (sizes & other) or other or sizes
+    if len(sizes) > 1 and 1 not in sizes:
+        sizes -= {len(x) for x in parts if isinstance(x, list | tuple)}
+    return min(sizes, default=1)
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:

@@ -54,7 +54,9 @@ def predicted_masks(outputs: Tensor) -> Tensor:
     return (probabilities(outputs)[:, 0] > 0.5).long()
 
 
-def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
+def columns_of(
+    task: str, outputs: Tensor, targets: Tensor, ignored: int | None = None
+) -> list[Tensor]:
     """Return the values of a batch that are kept for pictures: tensors with a row for
     each sample. The first tensor has the true values, the second one has the predicted
     values.
@@ -65,13 +67,17 @@ def columns_of(task: str, outputs: Tensor, targets: Tensor) -> list[Tensor]:
         predicted class. The outputs may be logits or probabilities.
 
     task: The attribute `task` of the module. docs/tensorboard.md lists the shapes.
+    ignored: A target that the loss ignores. It becomes -100.
     Raise one of MISFITS if the values do not fit the task.
     """
     if task == "regression":
         return [targets, outputs.reshape(targets.shape)]
     predicted = predicted_masks(outputs)
     # the loss of two classes may need masks of floats
-    columns = [targets.reshape(predicted.shape).long(), predicted]
+    true = targets.reshape(predicted.shape).long()
+    if ignored is not None:
+        true = true.masked_fill(true == ignored, -100)
+    columns = [true, predicted]
     if task == "multiclass":
         # the outputs are probabilities if none is negative, and if the outputs of each
         # sample add up to 1

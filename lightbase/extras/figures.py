@@ -135,7 +135,8 @@ class PredictionFigures(Extra):
         try:
             outputs, targets = pl_module.tracked
             self.task = task_of(pl_module, outputs)
-            columns = columns_of(self.task, outputs.float(), targets)
+            ignored = pl_module.ignored_target()
+            columns = columns_of(self.task, outputs.float(), targets, ignored)
             if columns[1].dim() != NUM_DIMENSIONS.get(self.task, columns[1].dim()):
                 raise TypeError("a class for each word, for example")
         except MISFITS:

@@ -42,6 +42,11 @@ BASE_ARGUMENTS = (
     "and calls super().__init__(**kwargs)"
 )
 
+OF_TASK = (
+    ": give the task, or a class of one task, such as "
+    "torchmetrics.classification.MulticlassF1Score"
+)
+
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
@@ -64,7 +69,7 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         }
         return f"unknown argument {word}{meant(word, parser, classes)}"
     key, class_path, reason = deepest_reason(message)
-    if class_path.endswith("MetricCollection"):
+    if class_path.endswith("MetricCollection") and key.endswith("metrics"):
         return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
@@ -78,6 +83,8 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         return (
             f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
         )
+    if key.endswith(".task") and reason.endswith("There is no value"):
+        reason += OF_TASK
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:

@@ -17,6 +17,7 @@ from lightbase.core.curves import is_of_class
 from lightbase.core.errors import wrapped
 from lightbase.core.extra import Extra
 from lightbase.core.record import recorder_of
+from lightbase.core.tables import as_text
 
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
 
@@ -38,7 +39,7 @@ class EpochLines(Extra):
         texts = []
         for name, value in recorder_of(trainer).history[-1].items():
             if name != "epoch" and not is_of_class(name):
-                texts.append(f"{name} {value:.4f}")
+                texts.append(f"{name} {as_text(value)}")
         now = time.monotonic()
         texts.append(f"{now - self.began:.1f} s")
         self.began = now

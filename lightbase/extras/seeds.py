@@ -40,7 +40,11 @@ def read_seeds(text: str) -> list[int]:
 
 
 def train_seeds(
-    spec: RunSpec, args: list[str], seeds: list[int], train: Callable[[list[str]], Any]
+    spec: RunSpec,
+    args: list[str],
+    seeds: list[int],
+    train: Callable[[list[str]], Any],
+    new_splits: bool = False,
 ) -> dict[int, str]:
     """Train an experiment with each seed, as ROOT/NAME/seed_N. Return the first line of
     the error of each seed that has failed.
@@ -51,6 +55,7 @@ def train_seeds(
         has to have.
     args: The arguments of train.py that describe the experiment.
     train: A function that trains a run by the arguments of train.py.
+    new_splits: Whether data.split_seed is the seed of each run.
     Raise UserError if an earlier run of this name has other settings.
     """
     root = root_folder(spec.config)
@@ -59,6 +64,9 @@ def train_seeds(
     for seed in seeds:
         name = f"{spec.config.name}/seed_{seed}"
         words = [*args, f"--seed_everything={seed}"]
+        if new_splits:
+            words.append(f"--data.split_seed={seed}")
+            settings["data.split_seed"] = seed
         run = newest_version(root / name)
         if (run / "config.yaml").is_file():
             before = compared_settings(read_config(run / "config.yaml"))

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from lightbase.core.names import bounds_by_name
+from lightbase.core.tables import as_text
+
 QUANTILE = 0.975
 """Of Student's distribution: 2.5 % lie beyond each end of an interval."""
 
@@ -25,8 +28,7 @@ class Spread:
     n: The number of runs.
     mean: Their mean.
     deviation: Their standard deviation, with the divisor n - 1. NaN for a single run.
-    low, high: The interval that has the true mean in 95 % of such experiments. NaN for
-        a single run.
+    low, high: The 95 % confidence interval of the mean. NaN for a single run.
     """
 
     n: int
@@ -36,21 +38,23 @@ class Spread:
     high: float
 
     def text(self, runs: str = "runs") -> str:
-        """Return `0.9654 ± 0.0025 (5 runs), 95 % of means within 0.9623 to 0.9685`.
+        """Return `0.9654 ± 0.002508 (5 runs), 95 % confidence interval of the mean
+        0.9623 to 0.9685`.
 
         runs: What the runs differ in, such as "seeds".
         """
         if self.n == 1:
-            return f"{self.mean:.4f} (1 of the {runs})"
-        interval = f"95 % of means within {self.low:.4f} to {self.high:.4f}"
-        return f"{self.mean:.4f} ± {self.deviation:.4f} ({self.n} {runs}), {interval}"
+            return f"{as_text(self.mean)} (1 of the {runs})"
+        text = f"{as_text(self.mean)} ± {as_text(self.deviation)} ({self.n} {runs})"
+        interval = f"{as_text(self.low)} to {as_text(self.high)}"
+        return f"{text}, 95 % confidence interval of the mean {interval}"
 
 
 @dataclass(frozen=True)
 class Difference:
     """The difference of two settings: the mean of the second minus that of the first.
 
-    low, high: The interval that has the true difference in 95 % of such experiments.
+    low, high: The 95 % confidence interval of the difference of the means.
     is_paired: Whether runs of equal seeds were compared one by one.
     """
 
@@ -60,21 +64,30 @@ class Difference:
     is_paired: bool
 
     def text(self) -> str:
-        """Return `+0.0041, 95 % within +0.0012 to +0.0070 (paired by seed)`."""
+        """Return `+0.0041, 95 % confidence interval +0.0012 to +0.007 (paired by
+        seed)`."""
         method = "paired by seed" if self.is_paired else "Welch"
-        interval = f"95 % within {self.low:+.4f} to {self.high:+.4f}"
-        return f"{self.value:+.4f}, {interval} ({method})"
+        interval = f"95 % confidence interval {self.low:+.4g} to {self.high:+.4g}"
+        return f"{self.value:+.4g}, {interval} ({method})"
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Return the mean and the spread of at least one value."""
+def spread(values: Sequence[float], metric: str = "") -> Spread:
+    """Return the mean and the spread of at least one value.
+
+    metric: The name of the metric. The interval stays within the bounds that the name
+        tells, unless a value is beyond them.
+    """
     n = len(values)
     mean = float(np.mean(values))
     if n == 1:
         return Spread(n, mean, math.nan, math.nan, math.nan)
     deviation = float(np.std(values, ddof=1))
     radius = deviation / math.sqrt(n) * float(stats.t.ppf(QUANTILE, n - 1))
-    return Spread(n, mean, deviation, mean - radius, mean + radius)
+    low, high = mean - radius, mean + radius
+    lowest, highest = bounds_by_name(metric)
+    if lowest <= min(values) and max(values) <= highest:
+        low, high = max(low, lowest), min(high, highest)
+    return Spread(n, mean, deviation, low, high)
 
 
 def difference(first: dict[int, float], second: dict[int, float]) -> Difference:

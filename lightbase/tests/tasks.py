@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightbase.core.data import BaseDataModule
+from lightbase.core.metrics import Accumulator, collection
 from lightbase.core.module import BaseModule
 
 
@@ -49,6 +50,14 @@ class Parts(Task):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         outputs = self.net(batch[0])
         return {"mean": outputs.flatten(1).mean(1), "more": outputs + 1}
+
+
+def measured(metrics: Any, criterion: Any = None) -> Task:
+    """Return a module whose test has these metrics."""
+    module = Task(Scale())
+    module.curves_callback.means["test"] = Accumulator(collection(metrics), "test/")
+    module.criterion = criterion or nn.Identity()
+    return module
 
 
 class Outputs(BaseDataModule):

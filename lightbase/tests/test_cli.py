@@ -63,6 +63,8 @@ stray | unknown argument 'stray'; a config file needs --config
 --trainer.devices 0 --trainer.accelerator cpu | devices='0'
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | >0
 --model.net.sizes null | model.net.sizes: | There is no value
+--model.metrics.f1 torchmetrics.F1Score | model.metrics.task: | give the task
+--model.metrics.f1 torchmetrics.classification.BinaryFBetaScore | metrics.beta: | no value
 --trainer.max_epochs | --trainer.max_epochs
 --trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
 --trainer.strategy ddp_spwan | 'ddp_spwan' | ddp_spawn

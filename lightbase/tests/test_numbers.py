@@ -8,16 +8,22 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from paths import fails, script
+from torch import nn
 from torchmetrics import (
+    ExplainedVariance,
     MeanAbsoluteError,
     Metric,
     MetricCollection,
     MinMaxMetric,
     PearsonCorrCoef,
+    R2Score,
+    SpearmanCorrCoef,
 )
 from torchmetrics.classification import (
+    BinaryAUROC,
     BinaryF1Score,
     MulticlassAccuracy,
     MultilabelAveragePrecision,
@@ -25,10 +31,16 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import BootStrapper, Running
 from written import curves
 
+import lightbase
+from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError
 from lightbase.core.metrics import Accumulator, as_curve_names, collection, numbers
+from lightbase.core.module import num_samples
+from lightbase.core.predictions import confusion
+from lightbase.extras.report import class_counts
 
 HERE = "test_numbers"
+LOSS = {"loss": torch.tensor(1.0)}
 
 
 def result(accumulator: Accumulator) -> dict[str, Any]:
@@ -346,3 +358,148 @@ def test_each_parameter_group_has_a_line_and_a_curve(train, tmp_path, capsys):
     for name, rate in rates.items():
         assert {value for _, value in points[name]} == {rate}
         assert points[name][-1][0] > 30  # also after the resume
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs", "inputs", "num"),
+    [
+        (
+            (torch.zeros(300), torch.zeros(300)),
+            torch.zeros(300, 2),
+            torch.zeros(300),
+            300,
+        ),
+        ([torch.zeros(5)] * 2, [torch.zeros(5, 3)] * 2, torch.zeros(2, 5), 2),
+        ((torch.zeros(5), torch.zeros(5)), None, [torch.zeros(5)] * 2, 5),
+        ({"y": torch.zeros(7)}, None, None, 7),
+        # detection: a dict for each of four images of several sizes
+        ([{"boxes": torch.zeros(3, 4)}] * 4, None, [torch.zeros(3, 8, 9)] * 4, 4),
+        ([{"boxes": torch.zeros(i, 4)} for i in (1, 2)], None, None, 2),
+        (["a text", "b"], None, torch.zeros(2, 5), 2),
+        ([torch.zeros(57)], [torch.zeros(57, 3)], [torch.zeros(57)], 1),
+        (None, torch.zeros(6, 2), torch.zeros(9), 6),
+        (None, None, (torch.zeros(8), torch.zeros(8)), 8),
+        (None, None, None, 1),
+    ],
+)
+def test_the_samples_of_a_batch_are_counted(targets, outputs, inputs, num):
+    assert num_samples(targets, outputs, (inputs, targets)) == num
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "targets"),
+    [
+        (R2Score, [1.0], [2.0]),
+        (SpearmanCorrCoef, [1.0], [2.0]),
+        (ExplainedVariance, [1.0], [2.0]),
+        (PearsonCorrCoef, [1.0, 1.0], [2.0, 2.0]),
+        (BinaryAUROC, [0.2, 0.3], [0, 0]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Metric `Spearman")
+def test_an_undefined_metric_is_nan_in_a_point_of_training(metric, outputs, targets):
+    point = Accumulator(collection({"m": metric()}), "train/")
+    point.add(1, LOSS, torch.tensor(outputs), torch.tensor(targets))
+    assert result(point)["train/m"].isnan()
+
+
+def test_what_a_metric_cannot_take_is_refused_in_training_too() -> None:
+    point = Accumulator(collection({"m": R2Score()}), "train/")
+    point.add(2, LOSS, torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(UserError, match="m cannot take outputs and targets") as caught:
+        result(point)
+    assert "argmax" not in str(caught.value)
+
+
+NUM_CLASSES = 4
+
+
+class Ignored(BaseDataModule):
+    """Images (N, 6, 5, 5) and masks. A third of the pixels has no class."""
+
+    def __init__(self, ignored: int, sides: tuple[int, ...], **options: Any) -> None:
+        super().__init__(**options)
+        self.ignored = ignored
+        self.sides = sides
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        generator = torch.Generator().manual_seed(len(split))
+        x = torch.randn(60, 6, *self.sides, generator=generator)
+        y = x[:, :NUM_CLASSES].argmax(1)
+        y[torch.rand(y.shape, generator=generator) < torch.rand(())] = self.ignored
+        y[:8] = self.ignored  # a batch without a target
+        return x, y
+
+
+class WithinALoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(ignore_index=255)
+
+    def forward(self, logits: Any, targets: Any) -> Any:
+        return self.loss(logits, targets)
+
+
+class NotNamed(nn.Module):
+    def forward(self, logits: Any, targets: Any) -> Any:
+        targets = targets.where(targets != 255, -100)
+        return nn.functional.cross_entropy(logits, targets)
+
+
+class LogSoftmax(nn.Conv1d):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).log_softmax(1)
+
+
+OF_255 = MulticlassAccuracy(4, average="micro", ignore_index=255)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "metrics", "sides", "ignored"),
+    [
+        (None, None, (), -100),
+        (nn.CrossEntropyLoss(ignore_index=0), None, (5,), 0),
+        (nn.NLLLoss(), None, (5,), -100),
+        (WithinALoss(), None, (5, 5), 255),
+        (NotNamed(), None, (5,), -100),
+        (NotNamed(), {"acc": OF_255}, (5,), 255),
+    ],
+)
+def test_targets_that_the_loss_ignores_count_nowhere(
+    criterion, metrics, sides, ignored, tmp_path
+):
+    nets = {0: nn.Linear, 1: LogSoftmax, 2: nn.Conv2d}
+    net = nets[len(sides)](6, NUM_CLASSES, *sides[:1] and (1,))
+    data = Ignored(ignored, sides, batch_size=8, val_fraction=0.2)
+    module = Classifier(net, criterion, metrics, 4, per_class=True, top_k=2)
+    module.task = "segmentation" if len(sides) == 2 else "multiclass"
+    root = str(tmp_path)
+    run = lightbase.train(
+        module, data, max_epochs=1, default_root_dir=root, seed_everything=1
+    )
+    x, y = data.splits["test"].values
+    logits = module.net(x).movedim(1, -1)[y != ignored]
+    true, predicted = y[y != ignored], logits.argmax(1)
+    is_near = (logits.topk(2).indices == true[:, None]).any(1)
+    expected = {
+        "test/loss": nn.functional.cross_entropy(logits, true).item(),
+        "test/acc": (true == predicted).float().mean().item(),
+        "test/class_acc_1": (predicted[true == 1] == 1).float().mean().item(),
+        "test/top2": is_near.float().mean().item(),
+    }
+    for name, value in expected.items():
+        assert run.metrics[name] == pytest.approx(value, abs=1e-6), name
+    counts = class_counts(
+        module.task, module.net(x).detach(), y, module.ignored_target()
+    )
+    assert torch.equal(counts, confusion(true, predicted, NUM_CLASSES))
+
+
+def test_targets_that_are_no_classes_are_refused() -> None:
+    """Nobody knows that the loss ignores them."""
+    metric = MulticlassAccuracy(3, average="micro", validate_args=False)
+    for index in (-1, 3, 255):
+        targets = torch.tensor([0, 1, index])
+        with pytest.raises(UserError, match="from 0 to num_classes - 1"):
+            result(measured({"acc": metric}, torch.randn(3, 3), targets, (3,)))
+    assert Classifier(nn.Linear(2, 2), nn.BCEWithLogitsLoss()).ignored_target() is None

@@ -12,7 +12,7 @@ from lightbase.core.errors import say, wrapped
 from lightbase.core.signals import ERASE_LINE
 from lightbase.extras.progress import TrainingProgressBar
 
-NUMBER = r"\d\.\d{4}"
+NUMBER = r"\d\.\d{1,4}"  # four significant digits
 TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
 
 

@@ -3,19 +3,30 @@
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from paths import argv, fails, script
-from tasks import Scale, Task, flags_of, ious, outputs_of
+from paths import HERE, argv, fails, script
+from scipy import stats
+from tasks import Outputs, flags_of, ious, measured, outputs_of
 from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassAveragePrecision,
+    MulticlassCalibrationError,
+    MulticlassCohenKappa,
+    MulticlassF1Score,
+    MulticlassRecall,
+)
 from written import checkpoint_file
 
-from lightbase.core.metrics import Accumulator, collection
-from lightbase.extras.report import bootstrap
+from lightbase.extras.report import intervals
 
 evaluate = script("evaluate").main
 
@@ -81,32 +92,131 @@ def test_labels_and_masks_have_their_scores(train, tmp_path, task):
         assert_scores(rows, (x & y).sum(0), y.sum(0), x.sum(0))
 
 
-def test_intervals_are_those_of_the_binomial_and_of_the_mean() -> None:
-    metrics: dict[str, Metric | None] = {
-        "acc": MulticlassAccuracy(3, average="micro"),
-        "f1": MulticlassF1Score(3, average="micro"),  # the same number
-    }
-    module = Task(Scale())
-    module.curves_callback.means["test"] = Accumulator(collection(metrics), "test/")
-    module.criterion = nn.CrossEntropyLoss()
-    outputs = torch.randn(1000, 3, generator=torch.Generator().manual_seed(1))
+def mistaken(num: int, every: int, num_classes: int = 3) -> tuple[Tensor, Tensor]:
+    """Return logits and targets of which each `every`-th one is predicted wrong."""
+    outputs = torch.randn(num, num_classes, generator=torch.Generator().manual_seed(1))
     targets = outputs.argmax(1)
-    targets[::10] += 1  # 10 % are wrong
-    targets %= 3
-    batches = [*zip(outputs.split(300), targets.split(300), strict=True)]
-    intervals = bootstrap(module, batches)
-    assert bootstrap(module, batches) == intervals
+    targets[::every] += 1
+    return outputs, targets % num_classes
+
+
+def test_intervals_are_wilsons_and_those_of_the_mean() -> None:
+    metrics = {
+        "acc": MulticlassAccuracy(3, average="micro"),
+        "recall": MulticlassRecall(3, average=None),
+        "auroc": MulticlassAUROC(3),  # its states are no sums
+        "ece": MulticlassCalibrationError(3),
+    }
+    module = measured(metrics, nn.CrossEntropyLoss())
+    outputs, targets = mistaken(1000, 10)
+    ends = intervals(module, outputs, targets)
+    assert intervals(module, outputs, targets) == ends
+    acc = stats.binomtest(900, 1000).proportion_ci(method="wilson")
+    assert ends["test/acc"] == pytest.approx(tuple(acc), abs=1e-6)
+    is_one = targets == 1
+    right = int((outputs.argmax(1) == 1)[is_one].sum())
+    recall = stats.binomtest(right, int(is_one.sum())).proportion_ci(method="wilson")
+    assert ends["test/recall_1"] == pytest.approx(tuple(recall), abs=2e-3)
     losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
-    deviations = {"test/acc": (0.9 * 0.1) ** 0.5, "test/loss": losses.std().item()}
-    means = {"test/acc": 0.9, "test/loss": losses.mean().item()}
-    for name, deviation in deviations.items():
-        low, high = intervals[name]
-        width = 2 * 1.96 * deviation / 1000**0.5
-        assert high - low == pytest.approx(width, rel=0.1)
-        assert (low + high) / 2 == pytest.approx(means[name], abs=width / 20)
-    assert intervals["test/f1"] == pytest.approx(intervals["test/acc"])
+    low, high = ends["test/loss"]
+    assert high - low == pytest.approx(
+        2 * 1.96 * losses.std().item() / 1000**0.5, rel=0.02
+    )
+    assert (low + high) / 2 == pytest.approx(losses.mean().item(), rel=0.01)
+    low, high = ends["test/auroc"]
+    assert low < MulticlassAUROC(3)(outputs, targets) < high < low + 0.05
+    assert "test/ece" not in ends
     module.criterion = nn.Identity()  # the step computes the loss itself
-    assert torch.tensor(bootstrap(module, batches)["test/loss"]).isnan().all()
+    assert np.isnan(intervals(module, outputs, targets)["test/loss"]).all()
+
+
+def test_a_value_of_1_has_an_interval_and_a_rare_class_a_wide_one() -> None:
+    """40 samples, of which 3 are of class 1, and no mistake."""
+    metrics = {
+        "acc": MulticlassAccuracy(2, average="micro"),
+        "f1": MulticlassF1Score(2),
+        "class_f1": MulticlassF1Score(2, average=None),
+        "auroc": MulticlassAUROC(2),
+        "ap": MulticlassAveragePrecision(2),
+        "kappa": MulticlassCohenKappa(2),
+    }
+    targets = (torch.arange(40) < 3).long()
+    outputs = 9 * nn.functional.one_hot(targets, 2) + torch.rand(40, 2)
+    ends = intervals(measured(metrics), outputs, targets)
+    low = {name.removeprefix("test/"): low for name, (low, _) in ends.items()}
+    assert low["acc"] == pytest.approx(40 / (40 + 1.96**2), abs=1e-4)
+    assert 0.5 < low["class_f1_1"] < low["f1"] < low["class_f1_0"] < 0.96
+    assert 0.5 < low["auroc"] < 0.9
+    assert 0.5 < low["ap"] < 0.9
+    assert low["kappa"] < 0.9
+    del ends["test/loss"]
+    assert [high for _, high in ends.values()] == pytest.approx([1] * 7)
+
+
+def test_parts_without_which_a_metric_is_undefined_are_left_out(capsys) -> None:
+    outputs, targets = mistaken(40, 5, 2)
+    targets[:] = 0
+    targets[7] = 1
+    ends = intervals(measured({"auroc": MulticlassAUROC(2)}), outputs, targets)
+    assert np.isfinite(ends["test/auroc"]).all()
+    assert "leaves out 1 of 40 parts of the test" in capsys.readouterr().out
+
+
+def test_samples_of_a_group_are_drawn_together() -> None:
+    """All samples of a group are right, or all are wrong."""
+    groups = np.repeat(np.arange(30), 10)
+    outputs = torch.eye(2)[torch.zeros(300, dtype=torch.int64)]
+    targets = torch.as_tensor(groups % 3 == 0).long()
+    module = measured({"acc": MulticlassAccuracy(2, average="micro")})
+    low, high = intervals(module, outputs, targets, groups)["test/acc"]
+    square = stats.t.ppf(0.975, 29) ** 2
+    radius = (square * (square + 4 * 30 * 2 / 9)) ** 0.5 / (2 * (30 + square))
+    assert high - low == pytest.approx(2 * radius, rel=1e-3)
+
+
+class Patients(Outputs):
+    """Each four samples are of one patient."""
+
+    def load(self, split: str) -> Any:  # type: ignore[override]
+        x, y = super().load("all")
+        patients = torch.arange(40) // 4
+        rows = self.seeded_part(40, split, patients)  # type: ignore[arg-type]
+        return x[rows], y[rows]
+
+
+def test_the_report_knows_the_groups_of_the_test(train, tmp_path, capsys, monkeypatch):
+    known: list[Any] = []
+
+    def remember(*args: Any) -> dict[str, Any]:
+        known.append(args[3])
+        return intervals(*args)
+
+    monkeypatch.setattr("lightbase.extras.report.intervals", remember)
+    for data, is_known in (("test_report.Patients", True), ("tasks.Outputs", False)):
+        train(
+            flags_of("multilabel", data=data),
+            "--data.val_split",
+            "grouped" if is_known else "random",
+        )
+        path = max(tmp_path.glob("tiny/*/checkpoints/best.ckpt"))
+        evaluate(argv("--ckpt_path", path, "--report"))
+    assert len({*known[0].tolist()}) == 2
+    assert np.bincount(known[0]).tolist() == [4, 4]
+    assert known[1] is None
+
+
+@pytest.mark.slow
+def test_the_intervals_are_the_same_with_two_processes(trained, tmp_path) -> None:
+    folder, _ = trained()
+    ends = []
+    for devices in ("1", "2 --trainer.strategy ddp"):
+        out = tmp_path / devices[0]
+        flags = f"--trust_checkpoint true --trainer.devices {devices} --report"
+        words = argv("--ckpt_path", checkpoint_file(folder), flags, out)
+        command = [sys.executable, "scripts/evaluate.py", *words]
+        subprocess.run(command, cwd=HERE, check=True, capture_output=True)
+        ends.append(read(out / "intervals.csv")[1][:, 1:].tolist())
+    assert ends[0] == ends[1]
 
 
 def test_what_has_no_report_is_refused(train, tmp_path, capsys):

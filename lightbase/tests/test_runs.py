@@ -1,6 +1,7 @@
 """runs.py: the table, and what it reads."""
 
 import csv
+import errno
 import json
 import math
 import subprocess
@@ -163,6 +164,59 @@ def test_groups_are_sorted_by_their_means(tmp_path, capsys):
     assert "test/acc" not in rows[0]
     (_, row) = table(capsys, root, "--group", "--test")
     assert row["test/acc"] == "0.3"
+
+
+def test_a_seed_that_two_starts_have_trained_counts_once(tmp_path, capsys):
+    root = tmp_path / "logs"
+    for path, seed, best in (
+        ("a/seed_1/version_0", 1, 0.5),
+        ("a/seed_1/version_1", 1, 0.7),
+        ("a/seed_2/version_0", 2, 0.9),
+        ("a/seed_2/version_1", 2, None),  # was stopped
+    ):
+        results = {"best": best, "test": best} if best else {}
+        config = write_run(root, path, **results) / "config.yaml"
+        content = json.loads(config.read_text()) | {"seed_everything": seed}
+        config.write_text(json.dumps(content))
+    call(root, "--group")
+    output, error = capsys.readouterr()
+    assert output.splitlines()[1].split()[1:4] == ["2", "0", "0.8"]
+    assert error == (
+        "Note: 2 runs of the setting of a/seed_1 do not count: a newer one has the "
+        "same seed\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("progress.json", {"best": 0.5}),
+        ("progress.json", {"best": "x", "monitor": "val/acc", "mode": "max"}),
+        ("progress.json", {"best": 0.5, "monitor": 1, "mode": "max"}),
+        ("progress.json", {"best": 0.5, "monitor": "val/acc", "mode": "up"}),
+        ("metrics.json", {"test/acc": "x"}),
+        ("metrics.json", {"test/acc": 10**400}),
+        ("metrics.json", {"test/acc": {}}),
+    ],
+)
+def test_a_value_of_another_type_damages_its_run_only(root, capsys, file, content):
+    (root / "mlp/version_0" / file).write_text(json.dumps(content))
+    for flags in (["--test"], ["--group", "--test"], ["--sort", "test/acc"]):
+        call(root, *flags)
+        output, error = capsys.readouterr()
+        assert "0.9" in output
+        assert "mlp/version_0 has a damaged file" in error
+
+
+def test_a_lock_on_a_read_only_disk_is_no_error(root, capsys, monkeypatch):
+    (root / "mlp/version_0/.lock").touch()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    call(root, "mlp")
+    assert "mlp   0        finished" in capsys.readouterr().out
 
 
 def test_the_best_is_chosen_by_validation(root, capsys):

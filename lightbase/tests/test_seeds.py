@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from paths import fails
 from written import checkpoint
 
@@ -15,7 +16,7 @@ SHORT = "--trainer.limit_train_batches 3 --trainer.max_epochs 1"
 def test_the_runs_of_seeds_are_trained_once_and_summarized(train, tmp_path, capsys):
     spreads = train(SHORT, "--seeds", "3,5")
     out = capsys.readouterr().out
-    assert "(2 seeds), 95 % of means within" in out
+    assert "(2 seeds), 95 % confidence interval of the mean" in out
     content = json.loads((tmp_path / "tiny" / "seeds.json").read_text())
     assert content["metrics"] == spreads
     assert content["failures"] == {}
@@ -79,3 +80,25 @@ def test_two_settings_are_compared(train, tmp_path, capsys):
     train(SHORT, "--model.lr 0.5 --name tiny/other --seed_everything 3")
     error = fails(capsys, 2, lambda: runs.main([*root, "tiny", "wild"]))
     assert "differ in more than the seed" in error
+
+
+def test_each_seed_may_have_its_own_split(train, tmp_path, capsys):
+    own = ("--data.split_seed", "seed", "--seeds", "2,3", "--trainer.max_steps", "1")
+    train(*own)
+    train(*own)  # continues
+    configs = [
+        yaml.safe_load(
+            (tmp_path / f"tiny/seed_{seed}/version_0/config.yaml").read_text()
+        )
+        for seed in (2, 3)
+    ]
+    seeds = [config["data"]["init_args"]["split_seed"] for config in configs]
+    assert seeds == [2, 3]
+    capsys.readouterr()
+    root = ["--trainer.default_root_dir", str(tmp_path)]
+    runs.main([*root, "tiny", "--group"])
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split()[:3] == ["tiny", "2", "0"]
+    other = ("--data.split_seed", "7", *own[2:])
+    error = fails(capsys, 2, lambda: train(*other))
+    assert "data.split_seed 7: " in error

@@ -17,10 +17,27 @@ def test_the_interval_of_a_mean_is_students() -> None:
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (total.low, total.high) == pytest.approx((low, high))
     assert total.text("seeds") == (
-        "0.9656 ± 0.0039 (5 seeds), 95 % of means within 0.9607 to 0.9705"
+        "0.9656 ± 0.003912 (5 seeds), 95 % confidence interval of the mean "
+        "0.9607 to 0.9705"
     )
-    assert spread([0.5, 0.5]).text().endswith("within 0.5000 to 0.5000")
+    assert spread([0.5, 0.5]).text().endswith("of the mean 0.5 to 0.5")
+    assert spread([1e-6, 3e-6]).text().startswith("2e-06 ± 1.414e-06 (2 runs)")
     assert math.isnan(spread([0.5]).deviation)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "expected"),
+    [
+        ("test/acc", [0.90, 0.99], (0.3732, 1)),
+        ("best val/top5", [0.01, 0.10], (0, 0.6268)),
+        ("test/acc", [90, 99], (37.32, 151.7)),  # in percent
+        ("test/mae", [0.01, 0.10], (0, 0.6268)),
+        ("test/loss", [0.01, 0.10], (-0.5168, 0.6268)),  # nobody knows
+    ],
+)
+def test_an_interval_stays_within_what_a_metric_can_be(metric, values, expected):
+    total = spread(values, metric)
+    assert (total.low, total.high) == pytest.approx(expected, rel=1e-3)
 
 
 def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
@@ -28,7 +45,7 @@ def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
     values = [[runs[seed] for seed in FIRST] for runs in (SECOND, FIRST)]
     expected = stats.ttest_rel(*values).confidence_interval(0.95)
     assert (paired.low, paired.high) == pytest.approx(tuple(expected))
-    assert paired.text().startswith("+0.0267, 95 % within +0.0123 to")
+    assert paired.text().startswith("+0.02667, 95 % confidence interval +0.01232 to")
 
 
 def test_runs_of_other_seeds_are_compared_by_welch() -> None:

@@ -51,7 +51,7 @@ def test_the_readme_is_read_in_five_minutes_and_code_fits_into_a_window() -> Non
 
 RESULT = r"\d+\.\d+ ± \d*\.?\d+ \((\d+) seeds\)"
 """Such as 0.871 ± 0.004 (3 seeds)."""
-DIFFERENCE = r"\d\.\d+\s\(95 % within [^)]*\)"
+DIFFERENCE = r"\d\.\d+\s\(95 % confidence interval [^)]*\)"
 SENTENCES, PARAGRAPHS = r"(?<=[.;:])\s+", r"\n\s*\n|\n- "
 
 

@@ -1,0 +1,302 @@
+"""Metrics against references, and intervals by simulation, on generated numbers."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn import metrics as sk
+from tasks import measured
+from torch import Tensor, nn
+from torchmetrics import classification as tc
+from torchmetrics import regression as tr
+
+from lightbase.core.metrics import Accumulator, collection, counted_loss, ignore_targets
+from lightbase.extras.report import interval, intervals, mean_interval, wilson
+
+pytestmark = pytest.mark.slow
+SIZES = (1, 7, 32, 100)
+"""Batch sizes. The last batch is smaller."""
+
+
+def curve_values(
+    metrics: dict[str, Any], outputs: Tensor, targets: Tensor, size: int
+) -> dict[str, float]:
+    """Return the values over all batches of this size."""
+    accumulator = Accumulator(collection(metrics))
+    ignore_targets(accumulator.metrics, -100)
+    for x, y in zip(outputs.split(size), targets.split(size), strict=True):
+        accumulator.add(len(x), {"loss": torch.tensor(0.0)}, x, y)
+    found = accumulator.result(lambda sums: sums)
+    return {name: value.item() for name, value in found.items()}
+
+
+def multiclass(outputs: Any, targets: Any) -> dict[str, Any]:
+    """Return the values that scikit-learn has."""
+    counts = targets != -100
+    scores, true = outputs[counts], targets[counts]
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    predicted = scores.argmax(1)
+    values: dict[str, Any] = {
+        "acc": sk.accuracy_score(true, predicted),
+        "top2": sk.top_k_accuracy_score(true, scores, k=2),
+        "balanced": sk.balanced_accuracy_score(true, predicted),
+        "kappa": sk.cohen_kappa_score(true, predicted),
+        "mcc": sk.matthews_corrcoef(true, predicted),
+        "jaccard": sk.jaccard_score(true, predicted, average="macro"),
+        "auroc": sk.roc_auc_score(true, shares, multi_class="ovr"),
+        "ap": sk.average_precision_score(np.eye(4)[true], shares),
+    }
+    for average in ("micro", "macro", "weighted"):
+        parts = sk.precision_recall_fscore_support(true, predicted, average=average)
+        for name, value in zip(("precision", "recall", "f1"), parts, strict=False):
+            values[f"{average}_{name}"] = value
+    each = sk.f1_score(true, predicted, average=None)
+    return values | {f"each_{i}": value for i, value in enumerate(each)}
+
+
+def multiclass_metrics() -> dict[str, Any]:
+    metrics: dict[str, Any] = {
+        "acc": tc.MulticlassAccuracy(4, average="micro", validate_args=False),
+        "top2": tc.MulticlassAccuracy(4, 2, "micro", validate_args=False),
+        "balanced": tc.MulticlassAccuracy(4),
+        "kappa": tc.MulticlassCohenKappa(4),
+        "mcc": tc.MulticlassMatthewsCorrCoef(4),
+        "jaccard": tc.MulticlassJaccardIndex(4),
+        "auroc": tc.MulticlassAUROC(4),
+        "ap": tc.MulticlassAveragePrecision(4),
+        "each": tc.MulticlassF1Score(4, average=None),
+    }
+    kinds: dict[str, Any] = {
+        "precision": tc.MulticlassPrecision,
+        "recall": tc.MulticlassRecall,
+        "f1": tc.MulticlassF1Score,
+    }
+    for average in ("micro", "macro", "weighted"):
+        for name, kind in kinds.items():
+            metrics[f"{average}_{name}"] = kind(4, average=average)
+    return metrics
+
+
+def multilabel(outputs: Any, targets: Any) -> dict[str, Any]:
+    predicted = outputs > 0
+    return {
+        "acc": (predicted == targets).mean(),
+        "exact": sk.accuracy_score(targets, predicted),
+        "f1": sk.f1_score(targets, predicted, average="macro"),
+        "jaccard": sk.jaccard_score(targets, predicted, average="macro"),
+        "auroc": sk.roc_auc_score(targets, outputs),
+        "ap": sk.average_precision_score(targets, outputs),
+        "hamming": sk.hamming_loss(targets, predicted),
+        "ranking": sk.label_ranking_loss(targets, outputs),
+    }
+
+
+def multilabel_metrics() -> dict[str, Any]:
+    return {
+        "acc": tc.MultilabelAccuracy(4, average="micro"),
+        "exact": tc.MultilabelExactMatch(4),
+        "f1": tc.MultilabelF1Score(4),
+        "jaccard": tc.MultilabelJaccardIndex(4),
+        "auroc": tc.MultilabelAUROC(4),
+        "ap": tc.MultilabelAveragePrecision(4),
+        "hamming": tc.MultilabelHammingDistance(4, average="micro"),
+        "ranking": tc.MultilabelRankingLoss(4),
+    }
+
+
+def regression(outputs: Any, targets: Any) -> dict[str, Any]:
+    return {
+        "mae": sk.mean_absolute_error(targets, outputs),
+        "mse": sk.mean_squared_error(targets, outputs),
+        "rmse": sk.root_mean_squared_error(targets, outputs),
+        "r2": sk.r2_score(targets, outputs),
+        "variance": sk.explained_variance_score(targets, outputs),
+        "pearson": stats.pearsonr(targets, outputs).statistic,
+        "spearman": stats.spearmanr(targets, outputs).statistic,
+        "kendall": stats.kendalltau(targets, outputs).statistic,
+    }
+
+
+def regression_metrics() -> dict[str, Any]:
+    return {
+        "mae": tr.MeanAbsoluteError(),
+        "mse": tr.MeanSquaredError(),
+        "rmse": tr.MeanSquaredError(squared=False),
+        "r2": tr.R2Score(),
+        "variance": tr.ExplainedVariance(),
+        "pearson": tr.PearsonCorrCoef(),
+        "spearman": tr.SpearmanCorrCoef(),
+        "kendall": tr.KendallRankCorrCoef(),
+    }
+
+
+TASKS: dict[str, tuple[Callable, Callable]] = {
+    "multiclass": (multiclass, multiclass_metrics),
+    "multilabel": (multilabel, multilabel_metrics),
+    "regression": (regression, regression_metrics),
+}
+
+
+def samples(task: str, seed: int, num: int) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets that agree more often than by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(num, 4, generator=generator)
+    noisy = outputs + torch.randn(num, 4, generator=generator)
+    if task == "regression":
+        return outputs[:, 0], noisy[:, 0]
+    if task == "multilabel":
+        return outputs, (noisy > 0).long()
+    targets = noisy.argmax(1)
+    targets[torch.rand(num, generator=generator) < 0.2] = -100
+    return outputs, targets
+
+
+@pytest.mark.filterwarnings("ignore:Metric `Spearman")
+def test_a_thousand_values_of_metrics_are_those_of_scikit_learn() -> None:
+    num_values = 0
+    for task, (reference, make_metrics) in TASKS.items():
+        for seed in range(12):
+            outputs, targets = samples(task, seed, num=101 + 10 * seed)
+            expected = reference(outputs.numpy(), targets.numpy())
+            for size in SIZES:
+                found = curve_values(make_metrics(), outputs, targets, size)
+                where = f"{task}, seed {seed}, batches of {size}"
+                del found["loss"], found["num_samples"]
+                assert found == pytest.approx(expected, abs=2e-5), where
+                num_values += len(found)
+    assert num_values >= 1000
+
+
+def test_the_loss_does_not_depend_on_the_batch_size() -> None:
+    outputs, targets = samples("multiclass", 0, 101)
+    expected = nn.functional.cross_entropy(outputs, targets).item()
+    for size in SIZES:
+        accumulator = Accumulator(collection(None))
+        for x, y in zip(outputs.split(size), targets.split(size), strict=True):
+            loss = nn.functional.cross_entropy(x, y)
+            accumulator.add(len(x), counted_loss(loss, y, -100), x, y)
+        found = accumulator.result(lambda sums: sums)
+        assert found["loss"].item() == pytest.approx(expected, abs=1e-6)
+
+
+SHARES = (0.5, 0.9, 0.99)
+NUMBERS = (50, 200, 1000)
+
+
+def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons() -> None:
+    """The coverage is computed, not simulated. With 50 samples and the accuracy 0.99 it
+    is 0.911: the number of mistakes is nearly always 0, 1 or 2, and without 2 no 92 to
+    98 % can be reached. Clopper and Pearson's interval has 0.986 there."""
+    module = measured({"acc": tc.MulticlassAccuracy(2, average="micro")})
+    for num in NUMBERS:
+        ends = np.array([wilson(right / num, num) for right in range(num + 1)])
+        for right in (0, num // 2, num - 1, num):
+            targets = (torch.arange(num) >= right).long()
+            outputs = torch.eye(2)[torch.zeros(num, dtype=torch.int64)]
+            found = intervals(module, outputs, targets)["test/acc"]
+            assert found == pytest.approx(tuple(ends[right]), abs=1e-6)
+        for share in SHARES:
+            covers = (ends[:, 0] <= share) & (share <= ends[:, 1])
+            coverage = stats.binom.pmf(np.arange(num + 1), num, share)[covers].sum()
+            if (num, share) == (50, 0.99):
+                assert coverage == pytest.approx(0.9106, abs=1e-4)
+            else:
+                assert 0.92 <= coverage <= 0.98, (num, share)
+
+
+def f1(counts: Any) -> float:
+    """Return the F1 of class 1. counts: (2, 2), true classes and predicted ones."""
+    return float(2 * counts[1, 1] / (2 * counts[1, 1] + counts[0, 1] + counts[1, 0]))
+
+
+def interval_of_f1(counts: Any) -> tuple[float, float]:
+    """Return the interval of the report for these counts, (2, 2). Equal samples are
+    computed once, which `intervals` does not know."""
+    left_out, mistakes = [], []
+    for true, predicted in np.argwhere(counts):
+        changed = counts.copy()
+        changed[true, predicted] -= 1
+        left_out += [f1(changed)] * counts[true, predicted]
+        changed[1 - true, predicted] += 1
+        mistakes += [{"f1": f1(changed)}] * counts[true, predicted]
+    samples: Any = SimpleNamespace(
+        metric=tc.BinaryF1Score(),
+        values={"f1": f1(counts)},
+        groups=None,
+        with_mistakes=mistakes,
+    )
+    return interval(samples, "f1", np.array(left_out))
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("num", NUMBERS)
+def test_the_interval_of_f1_covers_the_true_value(num, share):
+    """Two classes of equal frequency. `share` of the predictions are right, so the true
+    F1 is `share`."""
+    rng = np.random.default_rng(num)
+    shares = np.array([share, 1 - share, 1 - share, share]) / 2
+    tests = rng.multinomial(num, shares, size=4000).reshape(-1, 2, 2)
+    known: dict[Any, tuple[float, float]] = {}
+    num_covered = 0
+    for counts in tests:
+        key = counts.tobytes()
+        if key not in known:
+            known[key] = interval_of_f1(counts)
+        low, high = known[key]
+        num_covered += low <= share <= high
+    assert 0.92 <= num_covered / len(tests) <= 0.98
+    true, predicted = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]])
+    repeats = torch.as_tensor(tests[0].flatten())
+    pair = predicted.repeat_interleave(repeats), true.repeat_interleave(repeats)
+    module = measured({"f1": tc.BinaryF1Score(validate_args=False)})
+    found = intervals(module, pair[0].float(), pair[1])["test/f1"]
+    assert found == pytest.approx(known[tests[0].tobytes()], abs=2e-3)
+
+
+@pytest.mark.parametrize("num", NUMBERS)
+@pytest.mark.parametrize("kind", ["half-normal", "exponential", "cross-entropy"])
+def test_the_interval_of_a_mean_covers_the_true_value(kind, num):
+    """MAE of normal errors, and skewed losses."""
+    rng = np.random.default_rng(num)
+    shape = 4000, num
+    if kind == "half-normal":
+        values, mean = np.abs(rng.normal(size=shape)), (2 / np.pi) ** 0.5
+    elif kind == "exponential":
+        values, mean = rng.exponential(size=shape), 1.0
+    else:
+        values = np.log1p(np.exp(-rng.normal(2, 1.5, size=shape)))
+        logits = stats.norm(2, 1.5).ppf((np.arange(10**6) + 0.5) / 10**6)
+        mean = np.log1p(np.exp(-logits)).mean()
+    ends = np.array([mean_interval(row) for row in values])
+    coverage = ((ends[:, 0] <= mean) & (mean <= ends[:, 1])).mean()
+    assert 0.92 <= coverage <= 0.98
+    errors = torch.as_tensor(values[0])
+    module = measured({"mae": tr.MeanAbsoluteError()})
+    found = intervals(module, errors, torch.zeros(num))["test/mae"]
+    assert found == pytest.approx(tuple(ends[0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
+def test_the_interval_of_samples_in_groups_covers_the_true_value(share):
+    """30 patients with 10 samples each. The accuracy differs from patient to patient,
+    with a correlation of 0.3 within a patient."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(30), 10)
+    module = measured({"acc": tc.BinaryAccuracy(validate_args=False)})
+    spread = 1 / 0.3 - 1
+    num_covered = {True: 0, False: 0}
+    for _ in range(200):
+        accuracies = rng.beta(share * spread, (1 - share) * spread, size=30)
+        is_right = torch.as_tensor(rng.random(300) < accuracies[groups])
+        pair = is_right.float(), torch.ones(300, dtype=torch.int64)
+        low, high = intervals(module, *pair, groups)["test/acc"]
+        num_covered[True] += low <= share <= high
+        low, high = wilson(is_right.double().mean().item(), 300)
+        num_covered[False] += low <= share <= high
+    error = 3 * (0.95 * 0.05 / 200) ** 0.5
+    assert 0.92 - error <= num_covered[True] / 200 <= 0.98 + error
+    assert num_covered[False] / 200 < 0.85  # as if the samples were independent
