@@ -135,6 +135,16 @@ def test_an_import_changes_nothing_else() -> None:
 
 
 @pytest.mark.slow
+def test_tests_need_no_optional_package_to_be_collected(tmp_path: Path) -> None:
+    packages = "hypothesis,mlflow,onnx,onnxruntime,onnxscript,optuna,safetensors,timm"
+    program = HERE / "without_packages.py"
+    flags = ["-n0", "-q", "--collect-only", "-m", "", "-p", "no:cacheprovider"]
+    printed = run(LIGHTBASE.parent, program, f"{packages},wandb", *flags, HERE)
+    assert "tests collected" in printed
+    assert "test_export.py" in printed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXTRAS)
 def test_an_extra_can_be_deleted(name: str, tmp_path: Path) -> None:
     """With its lines in commands/ and `__init__.py`, its script and its tests. The
