@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,7 +138,7 @@ class PhaseClock(PassThroughProfiler):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.seconds = Counter(dict.fromkeys(PHASES, 0.0))
+        self.seconds = defaultdict(float, dict.fromkeys(PHASES, 0.0))
         self.phases = ["other"]  # the current phases, the innermost one last
         self.num_calls = 0  # since the steps began
         self.weight = 0  # for how many calls the current one counts; 0: it is not timed
@@ -264,7 +264,8 @@ class StepTimer(Extra):
             self.clock = trainer.profiler = PhaseClock(trainer.strategy.root_device)
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.clock.is_log_step = is_log_step(trainer)
+        if isinstance(self.clock, PhaseClock):
+            self.clock.is_log_step = is_log_step(trainer)
 
     # Lightning calls these hooks in manual optimization, too, where it profiles nothing
     def on_before_backward(self, *_: Any) -> None:
