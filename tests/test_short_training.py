@@ -10,6 +10,8 @@ from torch import nn
 import lightbase
 from lightbase.commands import evaluate
 
+# your step may call self.log, which warns without a Trainer
+pytestmark = pytest.mark.filterwarnings("ignore:You are trying to .self.log")
 FLAGS = (
     "--model.optimizer Adam --model.lr 0.02 --trainer.max_epochs 3 "
     "--trainer.accelerator cpu --trainer.log_every_n_steps 10 "

@@ -180,6 +180,8 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
     ],
 )
 def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags, words):
+    if "timm" in flags:
+        pytest.importorskip("timm")
     with pytest.raises(SystemExit):
         script("train").main(argv("--trainer.default_root_dir", tmp_path, flags))
     lines = capsys.readouterr().err.splitlines()
@@ -215,5 +217,6 @@ def test_evaluate_has_the_precision_of_a_plugin(train: Train, tmp_path):
 
 def test_a_loss_of_timm_gets_no_classes():
     """Only the networks of timm take them in **kwargs."""
+    pytest.importorskip("timm")
     loss = spec_of("--model.criterion=timm.loss.JsdCrossEntropy")
     assert not loss.config.model.init_args.criterion.get("dict_kwargs")

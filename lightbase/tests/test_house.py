@@ -127,11 +127,22 @@ def run(folder: Path, *command: str | Path) -> str:
 
 
 def test_an_import_changes_nothing_else() -> None:
+    pytest.importorskip("optuna")
     num_modules, changed = run(LIGHTBASE.parent, HERE / "importing.py").split(
         maxsplit=1
     )
     assert int(num_modules) > 40
     assert changed == "[]\n"
+
+
+@pytest.mark.slow
+def test_tests_need_no_optional_package_to_be_collected(tmp_path: Path) -> None:
+    packages = "hypothesis,mlflow,onnx,onnxruntime,onnxscript,optuna,safetensors,timm"
+    program = HERE / "without_packages.py"
+    flags = ["-n0", "-q", "--collect-only", "-m", "", "-p", "no:cacheprovider"]
+    printed = run(LIGHTBASE.parent, program, f"{packages},wandb", *flags, HERE)
+    assert "tests collected" in printed
+    assert "test_export.py" in printed
 
 
 @pytest.mark.slow

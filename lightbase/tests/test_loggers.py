@@ -120,9 +120,8 @@ def test_a_start_that_fails_leaves_nothing(train, tmp_path, capsys):
 def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
     train, tmp_path, monkeypatch
 ):
-    import wandb
-    from mlflow.tracking import MlflowClient
-
+    wandb = pytest.importorskip("wandb")
+    tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -131,7 +130,7 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
     train("--config", config, "--name deep/x --figures_every_n_epochs 2", *groups)
     folder = tmp_path / "deep" / "x" / "version_0"
 
-    client = MlflowClient(f"file:{tmp_path}/mlruns")
+    client = tracking.MlflowClient(f"file:{tmp_path}/mlruns")
     experiment = client.get_experiment_by_name("deep/x").experiment_id
     (run,) = client.search_runs([experiment])
     assert run.info.run_name == "version_0"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from paths import script, time_limit
-from safetensors.torch import save_file
 from small import ConvNet
 from torch import Tensor, nn
 from written import checkpoint_file, equal
@@ -52,7 +51,8 @@ def test_the_usual_files_fit(tmp_path, content, capsys):
 
 
 def test_safetensors_fit(tmp_path: Path) -> None:
-    save_file(source(), tmp_path / "w.safetensors")
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file(source(), tmp_path / "w.safetensors")
     assert equal(loaded(tmp_path / "w.safetensors"), source())
 
 
@@ -69,6 +69,7 @@ def test_what_has_another_place_fits_and_what_has_another_shape_stays(tmp_path, 
 
 
 def test_a_damaged_file_of_safetensors_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors.torch")
     (tmp_path / "w.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match=r"w.safetensors cannot be read"):
         loaded(tmp_path / "w.safetensors")

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from paths import TINY, time_limit
 
 from lightbase.commands.train import main
 
+hypothesis = pytest.importorskip("hypothesis")
+st = pytest.importorskip("hypothesis.strategies")
 NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 25))
 SECONDS = 60  # more for one example is a hang
 BASE: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
@@ -99,14 +99,14 @@ def of_yaml(settings: list[Setting], root: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_yaml", [False, True])
-@settings(
+@hypothesis.settings(
     max_examples=NUM_EXAMPLES,
     deadline=None,
     derandomize="FAULT_EXAMPLES" not in os.environ,
     database=None,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=list(hypothesis.HealthCheck),
 )
-@given(values=TYPED_SETTINGS)
+@hypothesis.given(values=TYPED_SETTINGS)
 def test_what_is_typed_is_a_run_or_two_lines(
     is_yaml: bool, values: list[Setting]
 ) -> None:

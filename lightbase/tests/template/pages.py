@@ -88,7 +88,11 @@ def write_files(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def run(command: str, *more: str) -> Any:
-    """Run a command of a page in this process, with more flags."""
+    """Run a command of a page in this process, with more flags. Skip the test if it
+    needs a package that is missing."""
+    for name, package in (("timm.", "timm"), (".onnx", "onnxscript")):
+        if name in command:
+            pytest.importorskip(package)
     _, path, *args = shlex.split(command, comments=True)
     return script(Path(path).stem).main([*args, *more])
 

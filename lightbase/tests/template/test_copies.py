@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import PACKAGE, REPO
+from pages import PACKAGE, REPO, text_of
 
 from lightbase.core.errors import UserError
 
@@ -104,3 +104,24 @@ def test_a_bad_name_is_refused(name, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     with pytest.raises(UserError, match=f"^'{name}' cannot name a package"):
         importlib.import_module("rename").check_name(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", 'self.log("train/anything", loss)'])
+def test_a_users_tests_pass_after_an_edit_of_the_step(copy: Path, more: str) -> None:
+    """The edit that docs/extending.md shows, and the lines that it mentions. The
+    pre-commit hook accepts it, too."""
+    edit = re.findall(
+        r"```python\n( +loss = .*?)```", text_of("docs/extending.md"), re.S
+    )
+    assert len(edit) == 1
+    line = edit[0].splitlines(keepends=True)[0]
+    file = copy / PACKAGE / "classifier.py"
+    code = file.read_text()
+    assert line in code
+    new = edit[0] + f"        {more}\n" * bool(more)
+    file.write_text(code.replace(line, new, 1))
+    call(copy, sys.executable, "-m", "pytest", "-q", "-n0", "tests")
+    pytest.importorskip("ruff")
+    for check in ("check", "format --check"):
+        call(copy, sys.executable, "-m", "ruff", *check.split(), PACKAGE)

@@ -6,13 +6,15 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision
-from pages import PACKAGE, commands, files, run, run_short, text_of, write_files
+from pages import PACKAGE, REPO, commands, files, run, run_short, text_of, write_files
 from paths import script
 from PIL import Image
 
@@ -102,6 +104,28 @@ def test_programs_read_exported_files_without_the_package(folder, monkeypatch, c
         assert float(row.split()[2]) == pytest.approx(float(probability), abs=2e-4)
     assert len(shown["with_pt2.py"].splitlines()) == 5
     assert len(json.loads(shown["with_pth.py"])) == 5
+
+
+def test_files_of_pages_pass_the_hook(tmp_path: Path) -> None:
+    """The pre-commit hook, without mypy, lets a user commit them."""
+    pytest.importorskip("ruff")
+    shutil.copy(REPO / "pyproject.toml", tmp_path)
+    # ruff tells the repository's packages from others by the folders that are there
+    for package in ("lightbase", PACKAGE):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    for page in [REPO / "README.md", *(REPO / "docs").rglob("*.md")]:
+        for name, content in files(page.read_text("utf-8")).items():
+            if name.endswith(".py"):
+                path = tmp_path / name
+                assert not path.exists(), f"{name} is on two pages"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content, "utf-8")
+    assert len([*tmp_path.rglob("*.py")]) > 40
+    for check in (["check", "--output-format", "concise"], ["format", "--check"]):
+        words = [sys.executable, "-m", "ruff", *check, "--no-cache"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def check_flags(args: list[str]) -> None:
