@@ -200,8 +200,8 @@ class Parser(LightningArgumentParser):
         rows = []
         for action in arguments_of(self):
             if not action.dest.endswith("help"):
-                sentence, *_ = " ".join((action.help or "").split()).split(". ")
-                text = textwrap.shorten(sentence, 70, placeholder=" ...")
+                text = " ".join((action.help or "").split()).partition(". ")[0]
+                text = textwrap.shorten(text, 70, placeholder=" ...")
                 default = as_text(action.default)[:12]
                 rows.append((action.option_strings[0], default, text))
         if not rows:
