@@ -8,6 +8,7 @@ types of Lightning that accept wrong values, or that may read 1 as 1.0.
 
 import inspect
 import pkgutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -38,6 +39,7 @@ from lightbase.core.config_files import (
     read_numbers_as_flags,
 )
 from lightbase.core.errors import SEE_HELP, UserError, place_of_import
+from lightbase.core.tables import as_table, as_text
 
 # the range of NumPy's seeds
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -193,6 +195,24 @@ class Parser(LightningArgumentParser):
             self.add_argument(f"--{key}", type=types[name], default=None)
             added.append(key)
         return added
+
+    def format_help(self, *_: Any) -> str:
+        """Return a line for each argument: its flag, its default and the first sentence
+        of its description. jsonargparse prints it for --model.help CLASS.
+
+        Raise UserError if there are no arguments, as without CLASS.
+        """
+        rows = []
+        for action in arguments_of(self):
+            if not action.dest.endswith("help"):
+                text = " ".join((action.help or "").split()).partition(". ")[0]
+                text = textwrap.shorten(text, 70, placeholder=" ...")
+                default = as_text(action.default)[:12]
+                rows.append((action.option_strings[0], default, text))
+        if not rows:
+            problem = "a class with arguments is needed, as in --model.help CLASS"
+            raise UserError(problem, SEE_HELP, 2)
+        return "\n".join(as_table(rows)) + "\n"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise UserError with one line for a mistake, and the way to the help, or the

@@ -213,6 +213,10 @@ def read_spec(
             parser.parse_object, content, namespace=given, defaults=False
         )
     parser.parsed = given
+    if "--trainer.help" in line.flags:
+        lines = parser.format_help().splitlines(keepends=True)
+        print("".join(line for line in lines if line.startswith("--trainer.")), end="")
+        raise SystemExit(0)
     saved = {}
     if is_saved:
         saved = flatten(given.as_dict())
@@ -227,6 +231,8 @@ def read_spec(
         print(as_yaml(spec), end="")
         raise SystemExit(0)
     if config.get("data") is None:
+        for key in vars(config).keys() - vars(parser.get_defaults()).keys():
+            parser.error(f"Option {key!r} is not accepted")  # such as Hydra's defaults
         raise UserError("the following arguments are required: data", SEE_HELP, 2)
     if not config.name:
         config.name = config.model["class_path"].rpartition(".")[2]

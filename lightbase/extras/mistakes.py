@@ -5,6 +5,7 @@ lines: an indented tree with an error for each type that an argument allows. Onl
 file interprets messages of another package. test_cli.py tests it with real commands.
 """
 
+import importlib
 import re
 
 from jsonargparse import ArgumentParser, Namespace
@@ -15,12 +16,23 @@ from lightbase.core.errors import did_you_mean
 from lightbase.core.parser import parser_of
 
 SYNONYMS = {
+    "amp": "trainer.precision",
+    "arch": "model.net",
+    "bs": "data.batch_size",
+    "checkpoint": "ckpt_path",
+    "cpu": "trainer.accelerator cpu",
+    "cuda": "trainer.accelerator gpu",
+    "dataset": "data",
+    "device": "trainer.accelerator",
     "learning_rate": "model.lr",
     "epochs": "trainer.max_epochs",
     "gpus": "trainer.devices",
+    "log_dir": "trainer.default_root_dir",
+    "output_dir": "trainer.default_root_dir",
     "resume": "ckpt_path",
     "seed": "seed_everything",
     "momentum": "model.optimizer_args.momentum",
+    "wd": "model.optimizer_args.weight_decay",
     "weight_decay": "model.optimizer_args.weight_decay",
 }
 """{word that is typed instead: the setting that has this meaning here}"""
@@ -37,6 +49,23 @@ BESIDE = (
     "beside class_path there is only init_args, with all arguments of the class; the "
     "indentation decides what stands beside it"
 )
+HINTS = {
+    "class_path": BESIDE,
+    "_target_": "write class_path in place of it, and init_args with the arguments; "
+    "trainer has neither",
+    "defaults": "configs are not composed here; give --config several times",
+    "fit": "leave fit out, as a word and as a section",
+}
+"""{key that is not accepted: what to do}. Hydra has _target_ and defaults, LightningCLI
+has fit."""
+PLACES = {
+    "callbacks": "lightning.pytorch.callbacks",
+    "criterion": "torch.nn",
+    "data": "lightbase",
+    "logger": "lightning.pytorch.loggers",
+    "net": "torchvision.models",
+}
+"""{last word of a setting: module whose classes and functions are proposed for it}."""
 BASE_ARGUMENTS = (
     "; a class has the arguments of its base class only if its __init__ takes **kwargs "
     "and calls super().__init__(**kwargs)"
@@ -61,7 +90,8 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         # "" is a variable of a shell that is not set
         word = message.split(" ")[2].partition("=")[0]
         if not word.startswith("-"):
-            return f"unknown argument {word!r}; a config file needs --config"
+            hint = HINTS.get(word, "a config file needs --config")
+            return f"unknown argument {word!r}; {hint}"
         classes = {
             "data": config.get("data.class_path"),
             "model.net": config.get("model.init_args.net.class_path"),
@@ -74,11 +104,10 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
-        if option[2] == "class_path":
-            return f"{unknown}: {BESIDE}"
-        near = meant(unknown, parser, {key: class_path})
-        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
-    reason = in_plain_words(reason, class_path)
+        return explain_key(unknown, key, class_path, parser)
+    reason = in_plain_words(reason, class_path, key)
+    if reason == BESIDE and "Got value: None" in message:
+        return f"{key}: there is no class; give --{key} CLASS"
     if key.endswith("optimizer.params"):  # which only the module can give
         return (
             f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
@@ -94,13 +123,29 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     return reason[:400]
 
 
-def in_plain_words(reason: str, class_path: str) -> str:
+def explain_key(unknown: str, key: str, class_path: str, parser: ArgumentParser) -> str:
+    """Return one line for a key that does not exist.
+
+    unknown: The key, such as "model.net.size".
+    key: The setting that has it, such as "model.net", or "" for the whole config.
+    class_path: The class of this setting, or "".
+    """
+    for word in HINTS.keys() & unknown.split("."):
+        return f"{unknown}: {HINTS[word]}"
+    if class_path == "lightning.LightningDataModule":  # the type, without a class_path
+        return f"{unknown}: {key} has no class_path"
+    near = meant(unknown, parser, {key: class_path})
+    return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
+
+
+def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
     """Return the reason in words that users know, with a proposal if there is one.
 
     The words of Python's typing become words of YAML: None is null, for example.
 
     reason: One line of jsonargparse.
     class_path: The class that the error is about, or "".
+    key: The setting with the error.
     """
     if reason.startswith(("module ", "No module named ")):
         reason += did_you_mean(class_path, users_classes())
@@ -108,13 +153,28 @@ def in_plain_words(reason: str, class_path: str) -> str:
     reason = re.sub(r"^a class path \(str\).*", BESIDE, reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
-    if path := re.search(r"Expected a dot import path string: (\S+)", reason):
-        paths = {path.rpartition(".")[2]: path for path in users_classes()}
-        reason += did_you_mean(path[1], paths)
+    if path := re.search(r"dot import path string: (\S+)", reason):
+        paths = names_in(PLACES.get(key.rpartition(".")[2]))
+        paths |= {path.rpartition(".")[2]: path for path in users_classes()}
+        reason = f"not the import path of a class{did_you_mean(path[1], paths)}"
+    if key == "model" and reason.endswith("LightningModule"):
+        reason += "; a network is --model.net CLASS"
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
         reason += f"; a list has brackets: [{listed[1]}]"
     return reason
+
+
+def names_in(module: str | None) -> dict[str, str]:
+    """Return {name: import path} of the classes and functions in a module. A logger
+    also has its short name, such as CSV."""
+    paths = {}
+    if module:
+        content = importlib.import_module(module)
+        for name in dir(content):
+            if callable(getattr(content, name)):
+                paths[name] = paths[name.removesuffix("Logger")] = f"{module}.{name}"
+    return paths
 
 
 def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:

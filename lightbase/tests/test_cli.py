@@ -48,8 +48,25 @@ stray | unknown argument 'stray'; a config file needs --config
 --model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | did you mean
+--device cpu | did you mean --trainer.accelerator?
+--cpu | did you mean --trainer.accelerator cpu?
+--gpus 1 | did you mean --trainer.devices?
+--logger wandb | did you mean --trainer.logger?
+--batch-size 32 | did you mean --data.batch_size?
+--output-dir x | did you mean --trainer.default_root_dir?
+--checkpoint x.ckpt | did you mean --ckpt_path?
+fit --model.lr 1 | unknown argument 'fit'; leave fit out
+--trainer.logger csv | 'csv' | did you mean lightning.pytorch.loggers.CSVLogger?
+--trainer.logger WandbLoger | did you mean lightning.pytorch.loggers.WandbLogger?
+--trainer.callbacks EarlyStop | did you mean lightning.pytorch.callbacks.EarlyStopping?
+--data ImageFolder | did you mean lightbase.ImageFolder?
+--model.net resnet18 | did you mean torchvision.models.resnet18?
+--model.criterion CrossEntropy | did you mean torch.nn.CrossEntropyLoss?
+--model torchvision.models.resnet18 | a network is --model.net CLASS
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
+--model.help nowhere.X | No module named 'nowhere'
+--model.help | a class with arguments is needed
 --data.help Disc | did you mean example.data.discs.Discs?
 --learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
 --batch_size 1 | did you mean --data.batch_size?
@@ -141,6 +158,14 @@ epochs: 2 | epochs: 1:30 | max_epochs: '1:30'
 sizes: | size: | size | sizes?
 sizes: .* | sizes: | model.net.sizes: | no value
 0.01 |  | model.lr: | null
+(?s)model:.*?data: | data: | model.net: there is no class; give --model.net CLASS
+model: | model:\n  _target_: MLP | model._target_: write class_path in place of it
+(?s)net:\n    class_path(.*?)\n      .*?\n | net:\n    _target_: MLP\n | model.net._target_: write class_path
+(?s)data:.*?# | data: {_target_: a}\n# | data._target_: write class_path
+class_path: example.data.*(?s:.*?)\n[a-z#] | noise: 1\n# | data.noise: data has no class_path
+(?s).* | defaults: [model: mlp] | defaults: configs are not composed here
+(?s).* | fit: {model: {class_path: X}} | fit: leave fit out
+trainer: | trainer:\n  _target_: lightning.Trainer | trainer._target_: | trainer has neither
 \Z | modle: 3 | modle | model?
 \Z | trainer: {max_epochs: 9} | 'trainer' stands twice | line 27
 \Z |   callbacks: [{class_path: Timer, init_args: {intrval: step}}] | callbacks.intrval | interval?
@@ -213,6 +238,27 @@ def test_an_error_in_the_import_of_the_users_file_has_its_place(
     file.write_text(f"import os\n{line}\n")
     error = fails(capsys, 2, lambda: train(flag, f"{name}.Net"))
     assert error.endswith(f"it fails in {file}, line 2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        (["--model.net.help=MLP"], ["--net.sizes", "-"]),
+        (["--model.help", "Classifier"], ["--model.lr", "0.01", "The learning rate."]),
+        (["--data.help=lightbase.ImageFolder"], ["--data.data_dir", "-"]),
+        (["--trainer.help"], ["--trainer.max_epochs", "10", "Stop training once"]),
+    ],
+)
+def test_the_help_of_a_class_has_a_line_for_each_argument(capsys, flags, rows):
+    with pytest.raises(SystemExit) as caught:
+        main(["--config", TINY, *flags])
+    assert not caught.value.code
+    lines = capsys.readouterr().out.splitlines()
+    assert 1 < len(lines) < 60
+    prefix = rows[0].split(".")[0]
+    assert all(line.startswith(prefix) for line in lines)
+    (line,) = [line for line in lines if line.startswith(f"{rows[0]} ")]
+    assert all(row in line for row in rows)
 
 
 def printed(capsys: Any, *args: str) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ExponentialLR
 from written import curves
 
-LINE = re.compile(r"Epoch \d+ of .*train/loss ([\d.]+), train/acc ([\d.]+)")
+# train/loss and train/acc
+LINE = re.compile(r"^\d+/\d+ +([\d.]+) +([\d.]+) ", re.MULTILINE)
 METRICS = """
 model:
   metrics:

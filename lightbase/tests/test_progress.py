@@ -1,18 +1,28 @@
 """What a terminal shows while a training runs, and what a file gets instead."""
 
 import io
+import math
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lightbase.commands.script import LastingOutput
+from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.errors import say, wrapped
 from lightbase.core.signals import ERASE_LINE
-from lightbase.extras.progress import TrainingProgressBar
+from lightbase.extras.progress import (
+    EPOCH_WIDTH,
+    TIME_WIDTH,
+    TrainingProgressBar,
+    column_width,
+    fitting_columns,
+    is_best,
+)
 
-NUMBER = r"\d\.\d{1,4}"  # four significant digits
+HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
 TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
 
 
@@ -27,17 +37,74 @@ def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, column
     assert {len(line) for line in bars} == {columns - 3}  # and the ^C of a terminal
     # no metric is cut in two
     assert all(re.search(r"(it/s|=[\d.]+)\]$", line) for line in bars)
-    lines = [re.match(r"Epoch (\d) of 3: train", line) for line in shown]
-    assert [line[1] for line in lines if line] == ["1", "2", "3"]
+    lines = [line for line in shown if re.match(r"epoch|\d/3", line)]
+    assert [line.split()[0] for line in lines] == ["epoch", "1/3", "2/3", "3/3"]
+    assert lines[0].split() == HEADER
+    assert max(map(len, lines)) <= 80
 
 
-def test_a_file_gets_a_line_an_epoch(train, capsys):
-    """An epoch without a validation has no values of an earlier one."""
-    train("--trainer.check_val_every_n_epoch 2 --trainer.max_epochs 3")
+def table(text: str) -> list[list[str]]:
+    """Return the words of each line of the table."""
+    lines = [line for line in text.splitlines() if re.match(r"epoch|\d+/\d", line)]
+    return [line.replace(" s", "").split() for line in lines]
+
+
+def test_a_file_gets_a_row_an_epoch(train, capsys):
+    """An epoch without a validation has no values of an earlier one, and a resumed run
+    has the same columns. The names of val/ come when there are values."""
+    flags = "--trainer.check_val_every_n_epoch 2 --trainer.max_epochs"
+    train(flags, 3)
+    header, first, second_header, second, third = table(capsys.readouterr().out)
+    assert header == ["epoch", "train/loss", "train/acc", "time"]
+    assert (len(first), first[0]) == (4, "1/3")
+    assert second_header == HEADER
+    assert all(re.fullmatch(r"\d\.\d{3}|0\.\d{4,5}", x) for x in second[1:5])
+    assert (second[0], second[-1]) == ("2/3", "best")
+    assert third[3:5] == ["-", "-"]
+    train(flags, 4, "--ckpt_path last")
+    header, fourth = table(capsys.readouterr().out)
+    assert header == HEADER
+    assert fourth[0] == "4/4"
+
+
+def test_the_best_epoch_so_far_is_marked() -> None:
+    best = RunCheckpoint(Path(), "best", "val/acc", "max")
+    history: list[dict[str, Any]] = []
+    marked = []
+    # equal values: the lower loss; NaN and no value are no best
+    values = [
+        (0.5, 1),
+        (0.7, 2),
+        (0.7, 1),
+        (0.7, 1),
+        (math.nan, 0),
+        (None, 0),
+        (0.8, 3),
+    ]
+    for epoch, (acc, loss) in enumerate(values, 1):
+        history.append({"epoch": epoch, "val/loss": loss, "val/acc": acc})
+        if acc is None:
+            del history[-1]["val/acc"]
+        marked.append(is_best(history, best))
+    assert marked == [True, True, True, False, False, False, True]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_columns_that_do_not_fit_a_terminal_are_left_out(monkeypatch, capsys, columns):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    best = RunCheckpoint(Path(), "best", "val/f1", "max")
+    long = "val/multiclass_f1_macro_average_of_all"
+    names = {
+        f"{split}/{x}" for split in ("train", "val") for x in ("loss", "acc", "f1")
+    }
+    shown = fitting_columns({*names, long}, best)
+    losses = ["train/loss", "val/loss", "val/f1"]
+    assert [name for name in shown if name in losses] == losses
+    widths = sum(column_width(name) + 2 for name in shown)
+    assert EPOCH_WIDTH + widths + TIME_WIDTH + 8 <= columns
     out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if line.startswith("Epoch")]
-    assert ["val/" in line for line in lines] == [False, True, False]
-    assert re.match(rf"Epoch 2 of 3: .*val/acc {NUMBER}, \d\.\d s$", lines[1])
+    assert (long in shown) == (columns == 200) == (not out)
 
 
 class Terminal(io.StringIO):
