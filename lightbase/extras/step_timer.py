@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from lightning import LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 from matplotlib.figure import Figure
 
-from lightbase.core.curves import is_log_step, num_steps
+from lightbase.core.curves import num_steps
 from lightbase.core.errors import say
 from lightbase.core.extra import Extra
 from lightbase.core.pictures import has_pictures, log_figure
@@ -45,7 +44,6 @@ SAMPLE_EVERY = 11
 MAX_MARKS = 20_000  # that may wait to be read: on a GPU each one is a CUDA event
 NOTHING = contextlib.nullcontext()
 STEPS_END = "the steps end"
-LOG_STEPS = "logging, on log steps"
 MEANINGS = {
     "run_training_epoch": "data_loading",  # until the first batch is fetched
     "train_dataloader_next": "data_loading",
@@ -65,28 +63,26 @@ MEANINGS = {
 """What an action means for the clock, by the last part of its name: its phase, or that
 the time until the next training batch is fetched belongs to no step."""
 
-# (part of the training time, as `advice` computes it; share from which on the rule
-# applies; the advice). The most urgent rule is the first one. With these shares the
-# advice saves a fifth of the training time: twice the batch size halves a part, the
-# other flags save nearly all of it.
+# (part of the time, as `advice` computes it; share above which the rule applies; the
+# advice). The most urgent rule is the first one.
 RULES = (
     (
         "data_loading",
         0.2,
-        "Steps waited for data {:.0%} of the training time; try more "
-        "--data.num_workers, or --data.resident true on a GPU",
+        "Steps waited for data {:.0%} of their time; try more --data.num_workers, or "
+        "--data.resident true on a GPU",
     ),
     (
         "transfer_transforms",
-        0.4,
-        "Copies and transforms took {:.0%} of the training time; try a larger "
-        "--data.batch_size, or --data.resident true on a GPU",
+        0.3,
+        "Copies and transforms took {:.0%} of a step; try a larger --data.batch_size, "
+        "or --data.resident true on a GPU",
     ),
     (
         "logging",
-        0.2,
-        "Logging and callbacks took {:.0%} of the training time for the points of "
-        "curves; try a larger --trainer.log_every_n_steps",
+        0.1,
+        "Logging and callbacks took {:.0%} of a step; try a larger "
+        "--trainer.log_every_n_steps",
     ),
     (
         "idle",
@@ -96,9 +92,9 @@ RULES = (
     ),
     (
         "overhead",
-        0.4,
-        "The optimizer and Lightning's loop took {:.0%} of the training time; try a "
-        "larger --data.batch_size",
+        0.3,
+        "The optimizer and Lightning's loop took {:.0%} of a step; try a larger "
+        "--data.batch_size",
     ),
 )
 
@@ -128,17 +124,13 @@ class PhaseClock(PassThroughProfiler):
     timed with CUDA events; on MPS each phase of a timed call waits for the GPU.
 
     device: The root device of the training.
-    seconds: {phase: its time so far}, estimated from the calls that were timed. The
-        time of logging on log steps is that of LOG_STEPS.
-    is_log_step: Whether this call is a log step. StepTimer sets it.
+    seconds: {phase: its time so far}, estimated from the calls that were timed.
     """
-
-    is_log_step = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.seconds = defaultdict(float, dict.fromkeys(PHASES, 0.0))
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         self.phases = ["other"]  # the current phases, the innermost one last
         self.num_calls = 0  # since the steps began
         self.weight = 0  # for how many calls the current one counts; 0: it is not timed
@@ -159,8 +151,6 @@ class PhaseClock(PassThroughProfiler):
         """Note that an action begins. It may end the steps, begin a call of the
         training loop, or begin a phase."""
         phase = meaning(action_name)
-        if phase == "logging" and self.is_log_step:
-            phase = LOG_STEPS
         if phase == STEPS_END:
             self.end_steps()
         elif phase == "data_loading":
@@ -238,17 +228,11 @@ class StepTimer(Extra):
         share two lines.
     shares: {phase: its share of a step}, for each phase in PHASES. It is empty before
         the end, and without a step.
-    steps_share: The share of the steps in the training time, which also has
-        validations, pictures and checkpoints.
-    points_share: The share of the phase logging that log steps take beyond what they
-        would take as other steps. Fewer log steps save it.
     step_ms: The mean time of a step in milliseconds.
     """
 
     clock = PassThroughProfiler()  # does nothing
     shares: dict[str, float] = {}
-    steps_share = 1.0
-    points_share = 1.0
     step_ms = 0.0
 
     def __init__(self, has_table: bool = False) -> None:
@@ -257,15 +241,10 @@ class StepTimer(Extra):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Put a clock into the Trainer, in place of the profiler that does nothing."""
         self.first_step = num_steps(trainer)
-        self.start_s = time.perf_counter()
         if not isinstance(trainer.profiler, PassThroughProfiler):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
         elif trainer.is_global_zero:
             self.clock = trainer.profiler = PhaseClock(trainer.strategy.root_device)
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if isinstance(self.clock, PhaseClock):
-            self.clock.is_log_step = is_log_step(trainer)
 
     # Lightning calls these hooks in manual optimization, too, where it profiles nothing
     def on_before_backward(self, *_: Any) -> None:
@@ -282,12 +261,6 @@ class StepTimer(Extra):
             seconds = self.clock.seconds
             total = sum(seconds.values())
             self.step_ms = 1e3 * total / num
-            self.steps_share = total / (time.perf_counter() - self.start_s)
-            on_log_steps = seconds.pop(LOG_STEPS, 0.0)
-            interval = trainer.log_every_n_steps * trainer.accumulate_grad_batches
-            points = on_log_steps - seconds["logging"] / max(1, interval - 1)
-            seconds["logging"] += on_log_steps
-            self.points_share = points / seconds["logging"]
             self.shares = {phase: part / total for phase, part in seconds.items()}
             if has_pictures(trainer):
                 log_figure(trainer, "watch/step_time/pie", self.pie())
@@ -321,24 +294,25 @@ def advice(trainer: Any, busy_shares: Sequence[float]) -> str:
     """Return a sentence after a training: what took the time, and what to try. It is
     the first rule in RULES that applies, or "" if none does or nothing was timed.
 
-    RULES name parts of the training time. `logging` is what fewer log steps save.
-    `overhead` is what each step costs, however few samples it has: optimizer and other.
-    `idle` is the time in which the least busy GPU did nothing.
+    Beside the phases, RULES name two parts of the time. `idle` is the time in which the
+    least busy GPU did nothing. `overhead` is what each step costs, however few samples
+    it has: optimizer and other.
 
     busy_shares: For each GPU the share of the time in which it ran anything, in [0, 1].
         Without GPUs, or if they cannot be read, it is empty.
     """
-    parts = {}
-    for timer in trainer.callbacks:
-        if isinstance(timer, StepTimer):
-            parts = {x: timer.steps_share * timer.shares[x] for x in timer.shares}
-            points_share = timer.points_share
-    if not parts:
+    shares = {}
+    for callback in trainer.callbacks:
+        if isinstance(callback, StepTimer):
+            shares = callback.shares
+    if not shares:
         return ""
-    parts["logging"] *= points_share
-    parts["overhead"] = parts["optimizer"] + parts["other"]
-    parts["idle"] = 1 - min(busy_shares, default=1.0)
+    parts = {
+        **shares,
+        "idle": 1 - min(busy_shares, default=1.0),
+        "overhead": shares["optimizer"] + shares["other"],
+    }
     for part, limit, text in RULES:
-        if parts[part] >= limit:
+        if parts[part] > limit:
             return text.format(parts[part])
     return ""

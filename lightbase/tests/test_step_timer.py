@@ -96,33 +96,6 @@ def test_each_phase_is_found_and_what_lies_between_steps_is_left_out(
     assert "\nAdvice: Logging and callbacks took" in shown
 
 
-@pytest.mark.parametrize(
-    ("owner", "method", "flags", "is_advised"),
-    [
-        (TensorBoardLogger, "log_metrics", "", True),
-        (TensorBoardLogger, "log_metrics", "--trainer.accumulate_grad_batches 2", True),
-        # a larger interval would not help
-        (Keep, "on_train_batch_end", "", False),
-        (TensorBoardLogger, "log_metrics", "--trainer.log_every_n_steps 100", False),
-        # the steps are a small part of the training
-        (Keep, "on_validation_epoch_end", "", False),
-        (Keep, "on_train_epoch_end", "", False),
-    ],
-)
-def test_more_steps_between_points_are_advised_where_this_saves_time(
-    owner, method, flags, is_advised, train, monkeypatch, capsys
-):
-    if method.endswith("epoch_end"):
-        delay(monkeypatch, TensorBoardLogger, "log_metrics", 0.02)
-        delay(monkeypatch, owner, method, 3)
-    else:
-        delay(monkeypatch, owner, method, 0.05)
-    train(f"--trainer.log_every_n_steps 3 --trainer.max_epochs 1 {FLAGS} {flags}")
-    shown = capsys.readouterr().out
-    assert ("\nAdvice: Logging and callbacks took" in shown) == is_advised, shown
-    assert Keep.timer.shares["logging"] > 0.3 or "100" in flags, shown
-
-
 def test_it_rests_beside_another_profiler(train, capsys):
     profiler = "lightning.pytorch.profilers.SimpleProfiler"
     train(f"--step_timer true --trainer.profiler {profiler}")
