@@ -63,26 +63,27 @@ MEANINGS = {
 """What an action means for the clock, by the last part of its name: its phase, or that
 the time until the next training batch is fetched belongs to no step."""
 
-# (part of the time, as `advice` computes it; share above which the rule applies; the
-# advice). The most urgent rule is the first one.
+# (part of the time, as `advice` computes it; share of the training above which the rule
+# applies; the advice). The most urgent rule is the first one. Each change saves a fifth
+# of the time or more: twice the batch size halves the overhead, for example.
 RULES = (
     (
         "data_loading",
         0.2,
-        "Steps waited for data {:.0%} of their time; try more --data.num_workers, or "
+        "Steps waited for data {:.0%} of the training; try more --data.num_workers, or "
         "--data.resident true on a GPU",
     ),
     (
         "transfer_transforms",
         0.3,
-        "Copies and transforms took {:.0%} of a step; try a larger --data.batch_size, "
-        "or --data.resident true on a GPU",
+        "Copies and transforms took {:.0%} of the training; try a larger "
+        "--data.batch_size, or --data.resident true on a GPU",
     ),
     (
         "logging",
-        0.1,
-        "Logging and callbacks took {:.0%} of a step; try a larger "
-        "--trainer.log_every_n_steps",
+        0.2,
+        "Logging and callbacks took {:.0%} of the training; try fewer callbacks, or a "
+        "larger --trainer.log_every_n_steps",
     ),
     (
         "idle",
@@ -92,8 +93,8 @@ RULES = (
     ),
     (
         "overhead",
-        0.3,
-        "The optimizer and Lightning's loop took {:.0%} of a step; try a larger "
+        0.4,
+        "The optimizer and Lightning's loop took {:.0%} of the training; try a larger "
         "--data.batch_size",
     ),
 )
@@ -229,11 +230,14 @@ class StepTimer(Extra):
     shares: {phase: its share of a step}, for each phase in PHASES. It is empty before
         the end, and without a step.
     step_ms: The mean time of a step in milliseconds.
+    of_training: The share of all steps in the time of the training. The rest are
+        validations, pictures and checkpoints.
     """
 
     clock = PassThroughProfiler()  # does nothing
     shares: dict[str, float] = {}
     step_ms = 0.0
+    of_training = 1.0
 
     def __init__(self, has_table: bool = False) -> None:
         self.has_table = has_table
@@ -241,6 +245,7 @@ class StepTimer(Extra):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Put a clock into the Trainer, in place of the profiler that does nothing."""
         self.first_step = num_steps(trainer)
+        self.began = time.perf_counter()
         if not isinstance(trainer.profiler, PassThroughProfiler):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
         elif trainer.is_global_zero:
@@ -261,6 +266,7 @@ class StepTimer(Extra):
             seconds = self.clock.seconds
             total = sum(seconds.values())
             self.step_ms = 1e3 * total / num
+            self.of_training = total / (time.perf_counter() - self.began)
             self.shares = {phase: part / total for phase, part in seconds.items()}
             if has_pictures(trainer):
                 log_figure(trainer, "watch/step_time/pie", self.pie())
@@ -304,7 +310,8 @@ def advice(trainer: Any, busy_shares: Sequence[float]) -> str:
     shares = {}
     for callback in trainer.callbacks:
         if isinstance(callback, StepTimer):
-            shares = callback.shares
+            for phase, share in callback.shares.items():
+                shares[phase] = share * callback.of_training
     if not shares:
         return ""
     parts = {

@@ -71,6 +71,7 @@ def test_each_phase_is_found_and_what_lies_between_steps_is_left_out(
     train, monkeypatch, capsys
 ):
     delays_s = {phase: 0.005 * (i + 1) for i, phase in enumerate(SLOW)}
+    delays_s["logging"] = 0.07  # enough for advice
     for phase, (owner, method) in SLOW.items():
         seconds = delays_s[phase]
         if phase == "data_loading":
@@ -94,6 +95,7 @@ def test_each_phase_is_found_and_what_lies_between_steps_is_left_out(
     assert all(float(table[phase]) >= 990 * delays_s[phase] for phase in SLOW)
     assert sum(timer.shares.values()) == pytest.approx(1)
     assert "\nAdvice: Logging and callbacks took" in shown
+    assert 0.5 < timer.of_training < 1
 
 
 def test_it_rests_beside_another_profiler(train, capsys):
@@ -215,6 +217,16 @@ def test_the_lines_of_all_phases_are_three_and_fit_80_columns(train, capsys):
         100, abs=1
     )
     assert lines[start + 3].startswith("Best epoch")
+
+
+def test_advice_is_for_a_fifth_of_the_training() -> None:
+    assert advised(logging=0.25)
+    timer = StepTimer()
+    timer.shares = dict.fromkeys(PHASES, 0.0) | {"logging": 0.25, "forward": 0.75}
+    timer.of_training = 0.7  # the rest are validations
+    assert advice(SimpleNamespace(callbacks=[timer]), []) == ""
+    assert advised(logging=0.19) == advised(data_loading=0.19) == ""
+    assert advised(optimizer=0.2, other=0.19) == ""
 
 
 def test_without_a_rule_or_without_times_there_is_no_advice() -> None:
