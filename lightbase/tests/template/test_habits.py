@@ -2,8 +2,11 @@
 commit and of CI."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
+import pytest
 import yaml
 from pages import PACKAGE, REPO, commands, text_of
 
@@ -90,3 +93,11 @@ def test_links_and_pictures_are_there() -> None:
             heading = "# " + anchor.replace("-", r"\W+")
             if anchor:
                 assert re.search(heading, path.read_text(), re.I), (target, anchor)
+
+
+@pytest.mark.slow
+def test_the_shipped_project_has_right_types() -> None:
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", PACKAGE]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert not done.returncode, done.stdout
