@@ -103,18 +103,18 @@ def root_folder(config: Any) -> Path:
     Raise UserError if `name` is no folder below ROOT.
     """
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
-    check_name(config.name)
+    check_name(root, config.name)
     return root
 
 
-def check_name(name: str) -> None:
-    """Raise UserError if a run may not have this name."""
+def check_name(root: Path, name: str) -> None:
+    """Raise UserError if ROOT/NAME cannot be the folder of a run."""
     parts = Path(name).parts
     is_long = any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
     is_other = not parts or any(map(NO_NAME.fullmatch, parts))
     if is_long or is_other or not name.isprintable():
         raise UserError(
-            f"--name {name[:99]!r} is no name for a folder of runs",
+            f"--name {name[:99]!r} is no name for a folder below {root}",
             f"give at most {MAX_NAME_BYTES} bytes, without control characters and "
             "version_N",
             2,

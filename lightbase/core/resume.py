@@ -171,10 +171,10 @@ def is_restarted(line: CommandLine) -> bool:
 def newest_run(line: CommandLine) -> Path:
     """Return the newest run of the name that a command gives. The folder does not exist
     if there is no run."""
-    root = line.place("trainer.default_root_dir") or PROJECT.logs
+    root = Path(line.place("trainer.default_root_dir") or PROJECT.logs)
     name = line.place("name") or default_name(line)
-    check_name(name)
-    return newest_version(Path(root) / name)
+    check_name(root, name)
+    return newest_version(root / name)
 
 
 def default_name(line: CommandLine) -> str:
