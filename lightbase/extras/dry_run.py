@@ -275,7 +275,6 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     check_transforms(data)
     if with_test:
         data.setup("test")
-    data.take_fingerprints()
     sizes = []
     for split, name in SPLIT_NAMES.items():
         hook = f"{split}_dataloader"
