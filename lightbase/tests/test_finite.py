@@ -178,11 +178,14 @@ def test_weights_with_nan_are_refused_before_the_training(
     saved = torch.load(path, weights_only=True)
     saved["state_dict"]["net.layers.1.bias"][2] = torch.nan
     torch.save(saved, tmp_path / "nan.ckpt")
-    for flags in ("--model.weights", "--trust_checkpoint true --ckpt_path"):
+    for flags, problem in (
+        ("--model.weights", "layers.1.bias has NaN"),
+        (
+            "--trust_checkpoint true --ckpt_path",
+            "the weight net.layers.1.bias is NaN or infinite before the training",
+        ),
+    ):
         run = lambda flags=flags: train(flags, tmp_path / "nan.ckpt", "--name new")  # noqa: E731
         error = fails(capsys, 1, run)
-        assert (
-            "the weight net.layers.1.bias is NaN or infinite before the training"
-            in error
-        )
+        assert problem in error
     assert not [*tmp_path.rglob("new/version_*")]
