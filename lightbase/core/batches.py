@@ -464,7 +464,7 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Yield the batches of an epoch, or the rest of it after a resume. Print a line
         if the Dataset has changed in a way that this loader does not see."""
-        facts = facts_of(self.dataset, self.persistent_workers)
+        facts = self.facts_of_dataset()
         self.facts = self.facts or facts
         changed = dict(facts.items() - self.facts.items())
         if changed and not self.has_said:
@@ -487,6 +487,20 @@ class ResumableLoader(DataLoader[Any]):
                 self.num_batches += 1
                 yield map_tensors(itemgetter(slice(i, i + size)), fetched)
 
+    def facts_of_dataset(self) -> dict[str, Any]:
+        """Return what this loader reads only once of the Dataset: its length, and if
+        workers keep copies of the Dataset, also its attributes that are numbers or
+        texts."""
+        dataset: Any = self.dataset
+        while isinstance(dataset, DatasetSamples | Subset):
+            dataset = dataset.dataset
+        facts: dict[str, Any] = {"the length": len(dataset)}
+        if self.persistent_workers:
+            for name, value in getattr(dataset, "__dict__", {}).items():
+                if isinstance(value, int | float | str):
+                    facts[name] = value
+        return facts
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and the number of its batches that have been yielded."""
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
@@ -501,22 +515,6 @@ class ResumableLoader(DataLoader[Any]):
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch
-
-
-def facts_of(samples: Any, has_copies: bool) -> dict[str, Any]:
-    """Return what a loader reads only once of a Dataset: its length, and if workers
-    keep copies of the Dataset, also its attributes that are numbers or texts.
-
-    samples: A Dataset, within any number of DatasetSamples and Subsets.
-    """
-    while isinstance(samples, DatasetSamples | Subset):
-        samples = samples.dataset
-    facts: dict[str, Any] = {"the length": len(samples)}
-    if has_copies:
-        for name, value in getattr(samples, "__dict__", {}).items():
-            if isinstance(value, int | float | str):
-                facts[name] = value
-    return facts
 
 
 def share_from_worker(batch: Any) -> Any:

@@ -742,8 +742,8 @@ def say_not_finite(values: Any, name: str) -> None:
         ):
             rows = (~tensor.isfinite()).nonzero()[:, 0].unique()
             say(
-                f"Data: {name} has NaN or infinite numbers in {len(rows):,} of "
-                f"{len(tensor):,} samples ({tensor.dtype}), first in sample {rows[0]}"
+                f"Data: {name} has NaN or infinite numbers in {len(rows):,} samples, "
+                f"first in sample {rows[0]}"
             )
 
 

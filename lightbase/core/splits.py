@@ -229,10 +229,10 @@ def bytes_of(values: Any) -> bytes:
     """
     content = b""
     for tensor in tensors_in(values):
-        numbers = tensor.flatten()
-        if numbers.is_floating_point():
-            numbers = numbers.bfloat16()
-        content += numbers.view(torch.uint8).numpy().tobytes()
+        numbers = tensor
+        if tensor.is_floating_point():
+            numbers = tensor.bfloat16().float()
+        content += numbers.numpy().tobytes()
     return content
 
 

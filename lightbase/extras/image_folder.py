@@ -92,8 +92,7 @@ def images_by_class(folder: Path, seen: set[Any]) -> dict[str, list[Path]]:
             if not is_image(file):
                 left_out[file.suffix.lower() or file.name] += 1
                 continue
-            info = file.stat()
-            key = info.st_dev, info.st_ino
+            key = file.stat()[1:3]  # inode and device
             if key in seen:
                 left_out["links to images that are read already"] += 1
                 continue

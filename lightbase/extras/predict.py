@@ -62,7 +62,7 @@ def are_pictures(rows: Rows, task: str | None) -> bool:
 
     task: The attribute `task` of the module.
     """
-    if task == "segmentation" or not rows:
+    if not rows:
         return task == "segmentation"
     is_mask = rows[0].dim() == 2 and not rows[0].is_floating_point()
     return is_mask or rows[0].dim() == 3

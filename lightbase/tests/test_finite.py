@@ -136,9 +136,7 @@ class BrokenDataset(BrokenImages):
         return Subset(samples, range(len(samples)))
 
 
-LINE = re.compile(
-    r"numbers in 1 of 350 samples \(torch.float\d+\), first in sample 7\n"
-)
+LINE = "has NaN or infinite numbers in 1 samples, first in sample 7\n"
 
 
 @pytest.mark.parametrize("steps", [1, 7, 1000])
@@ -163,7 +161,7 @@ def test_data_with_nan_is_told_from_a_diverging_loss(
         train(flags)
     assert caught.value.code == 1
     out, error = capsys.readouterr()
-    assert bool(LINE.search(out)) == (name == "BrokenImages")
+    assert (LINE in out) == (name == "BrokenImages")
     first, second = error.splitlines()
     assert re.search(r"a value of a batch since step \d+ is NaN or infinite", first)
     assert "in the data" in second
