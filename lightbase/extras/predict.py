@@ -107,7 +107,7 @@ def picture(row: Tensor) -> Image.Image:
             2,
         )
     if row.dim() == 3:
-        return to_pil_image((row * (255 / highest)).byte())
+        return to_pil_image(row)  # which scales floats
     image = Image.fromarray(row.byte().numpy()).convert("P")
     image.putpalette(PALETTE.flatten().tolist())
     return image

@@ -176,14 +176,15 @@ def test_weights_with_nan_are_refused_before_the_training(
     saved = torch.load(path, weights_only=True)
     saved["state_dict"]["net.layers.1.bias"][2] = torch.nan
     torch.save(saved, tmp_path / "nan.ckpt")
-    for flags, problem in (
-        ("--model.weights", "layers.1.bias has NaN"),
+    for flags, status, problem in (
+        ("--model.weights", 2, "layers.1.bias has NaN"),
         (
             "--trust_checkpoint true --ckpt_path",
+            1,
             "the weight net.layers.1.bias is NaN or infinite before the training",
         ),
     ):
         run = lambda flags=flags: train(flags, tmp_path / "nan.ckpt", "--name new")  # noqa: E731
-        error = fails(capsys, 1, run)
+        error = fails(capsys, status, run)
         assert problem in error
     assert not [*tmp_path.rglob("new/version_*")]
