@@ -5,14 +5,12 @@
 
 import inspect
 import json
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
-import numpy as np
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, Trainer
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightbase.commands import train as command
@@ -30,8 +28,6 @@ from lightbase.core.project import PROJECT
 from lightbase.core.resume import check_restart, find_restart, resumed_spec
 from lightbase.core.spec import CommandLine, read_spec
 from lightbase.core.testing import best_checkpoint
-
-TRAINED = WeakSet[Any]()  # the networks that `train` has trained
 
 
 def load(
@@ -114,14 +110,7 @@ def train(
             spec.trainer |= objects
         else:
             spec, data = of_objects(model, parts, flags)
-        networks = [part for part in model.children() if part.state_dict()]
-        if "ckpt_path" not in flags and not TRAINED.isdisjoint(networks):
-            say(
-                "The network keeps the weights of an earlier training: build a new one "
-                "for another fold or seed"
-            )
         metrics = command.train(spec, model, data)
-        TRAINED.update(networks)
         best = best_checkpoint(model.trainer)
         if best:
             restore(read_checkpoint(best), model, data, best)  # as a test does
@@ -179,12 +168,12 @@ def check_takes_effect(flags: dict[str, Any], classes: dict[str, Any]) -> None:
 
     classes: The parts that are objects: "model", "data" or both.
     """
+    objects = tuple(f"{part}." for part in classes)
     for name in flags:
-        part, _, argument = name.partition(".")
-        if argument and part in classes:
+        if name.startswith(objects):
             raise UserError(
-                f"{name} has no effect: the {part} is an object",
-                f"give {argument} where you build the object",
+                f"{name} has no effect: this part of the run is an object",
+                "give the value where you build the object",
                 2,
             )
 
@@ -194,20 +183,12 @@ def class_config(value: object) -> dict[str, Any]:
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def as_list(value: Any) -> Any:
-    """Return a tensor, or an array or scalar of NumPy, as numbers that JSON can hold.
-    Raise TypeError for any other value."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError
-
-
 def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return (arguments of a command line, objects).
 
-    A value that JSON can hold becomes an argument such as "--model.lr=0.01". A command
-    line cannot hold other values, such as callbacks. They are returned by the names of
-    the Trainer's arguments.
+    A value that JSON can hold becomes an argument such as "--model.lr=0.01". So does a
+    tensor, and an array or scalar of NumPy. A command line cannot hold other values,
+    such as callbacks. They are returned by the names of the Trainer's arguments.
 
     settings: The values by the names of flags. An argument of Lightning's Trainer, such
         as max_epochs, is a flag without "trainer.", too.
@@ -222,8 +203,8 @@ def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         text = value
         if not isinstance(value, str | Path):
             try:
-                text = json.dumps(value, default=as_list)
-            except TypeError:
+                text = json.dumps(value, default=methodcaller("tolist"))
+            except (AttributeError, TypeError):
                 objects[name.removeprefix("trainer.")] = value
                 continue
         args.append(f"--{flag}={text}")

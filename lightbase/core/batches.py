@@ -88,15 +88,12 @@ def as_tensors(values: Any) -> Any:
 
 def native_array(values: np.ndarray) -> np.ndarray:
     """Return the array as torch takes it. Others are copied: arrays with negative
-    strides, of another byte order, of objects, or with floats of more than 64 bits."""
+    strides, of another byte order, or of objects."""
     if values.dtype == object:
         values = np.asarray(values.tolist())  # numbers, or texts
-    dtype = values.dtype.newbyteorder("=")
-    if dtype == np.longdouble:
-        dtype = np.dtype(np.float64)
-    if dtype != values.dtype or any(stride < 0 for stride in values.strides):
-        return values.astype(dtype, order="C")
-    return values
+    if any(stride < 0 for stride in values.strides):
+        values = values.copy()
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def plain_numbers(values: Any) -> Any:
@@ -139,13 +136,14 @@ def with_parts(batch: Any, *parts: Any) -> Any:
 def convert_types(batch: Any, keeps_float64: bool = False) -> Any:
     """Return the batch with dtypes that networks and losses take. float64 becomes
     float32. If the batch has targets (see `targets_of`) and they are one tensor, float
-    targets become float32, and integers and bools become int64. Raise UserError for a
-    number that is too large for float32.
+    targets become float32, and integers and bools become int64.
 
     keeps_float64: Leave inputs of float64 as they are.
     """
     if not keeps_float64:
-        batch = map_tensors(as_float32, batch)
+        batch = map_tensors(
+            lambda x: x.float() if x.dtype == torch.float64 else x, batch
+        )
     targets = targets_of(batch)
     if isinstance(targets, Tensor):
         dtype = torch.int64
@@ -153,22 +151,6 @@ def convert_types(batch: Any, keeps_float64: bool = False) -> Any:
             dtype = torch.float32
         batch = with_parts(batch, batch[0], targets.to(dtype))
     return batch
-
-
-def as_float32(values: Tensor) -> Tensor:
-    """Return float64 as float32, and any other tensor as it is. Raise UserError for a
-    finite number that would become infinite."""
-    if values.dtype != torch.float64:
-        return values
-    converted = values.float()
-    too_large = converted.isinf() & values.isfinite()
-    if too_large.any():
-        raise UserError(
-            f"the data has a number that is too large for float32: "
-            f"{values[too_large][0]:g}",
-            "scale such numbers in the data, or take their logarithm",
-        )
-    return converted
 
 
 def rows_of(values: Any, index: Tensor | None) -> Any:
@@ -461,7 +443,7 @@ class ResumableLoader(DataLoader[Any]):
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in this epoch, also before a resume
     facts: dict[str, Any] | None = None  # of the Dataset in the first pass
-    said: frozenset[str] = frozenset()  # the names of facts that have changed since
+    has_said = False  # that they have changed since
 
     def __init__(
         self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
@@ -482,16 +464,17 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Yield the batches of an epoch, or the rest of it after a resume. Print a line
         if the Dataset has changed in a way that this loader does not see."""
-        facts = facts_of(self.dataset, self.persistent_workers)
+        facts = self.facts_of_dataset()
         self.facts = self.facts or facts
-        names = {name for name, _ in self.facts.items() ^ facts.items()}
-        if names - self.said:
+        changed = dict(facts.items() - self.facts.items())
+        if changed and not self.has_said:
             say(
-                f"Data: {', '.join(sorted(names))} of the Dataset has changed, and its "
-                "loader does not see it: --trainer.reload_dataloaders_every_n_epochs 1 "
-                "makes a new one each epoch; a set that was divided keeps its length"
+                f"Data: {', '.join(sorted(changed))} of the Dataset has changed, and "
+                "its loader does not see it: "
+                "--trainer.reload_dataloaders_every_n_epochs 1 makes a new one each "
+                "epoch; a set that was divided keeps its length"
             )
-        self.said |= names
+            self.has_said = True
         self.num_batches = self.batch_sampler.first_batch
         for fetched in super().__iter__():
             if self.batch_sampler.batches_at_once == 1:
@@ -503,6 +486,20 @@ class ResumableLoader(DataLoader[Any]):
             for i in range(0, len(tensors_in(fetched)[0]), size):
                 self.num_batches += 1
                 yield map_tensors(itemgetter(slice(i, i + size)), fetched)
+
+    def facts_of_dataset(self) -> dict[str, Any]:
+        """Return what this loader reads only once of the Dataset: its length, and if
+        workers keep copies of the Dataset, also its attributes that are numbers or
+        texts."""
+        dataset: Any = self.dataset
+        while isinstance(dataset, DatasetSamples | Subset):
+            dataset = dataset.dataset
+        facts: dict[str, Any] = {"the length": len(dataset)}
+        if self.persistent_workers:
+            for name, value in getattr(dataset, "__dict__", {}).items():
+                if isinstance(value, int | float | str):
+                    facts[name] = value
+        return facts
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and the number of its batches that have been yielded."""
@@ -518,22 +515,6 @@ class ResumableLoader(DataLoader[Any]):
         if epoch >= self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(epoch)
             self.batch_sampler.first_batch = first_batch
-
-
-def facts_of(samples: Any, has_copies: bool) -> dict[str, Any]:
-    """Return what a loader reads only once of a Dataset: its length, and if workers
-    keep copies of the Dataset, also its attributes that are numbers or texts.
-
-    samples: A Dataset, within any number of DatasetSamples and Subsets.
-    """
-    while isinstance(samples, DatasetSamples | Subset):
-        samples = samples.dataset
-    facts: dict[str, Any] = {"the length": len(samples)}
-    if has_copies and hasattr(samples, "__dict__"):
-        for name, value in vars(samples).items():
-            if isinstance(value, int | float | str):
-                facts[name] = value
-    return facts
 
 
 def share_from_worker(batch: Any) -> Any:

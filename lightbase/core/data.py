@@ -170,8 +170,6 @@ class BaseDataModule(LightningDataModule):
         # {split: fingerprint of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
         self.saved_fingerprints: dict[str, str] = {}
-        # {split: its samples}, until the fingerprint is taken
-        self.without_fingerprint: dict[str, Samples] = {}
         # {samples in CPU memory: their copy on the GPU}
         self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
@@ -378,35 +376,23 @@ class BaseDataModule(LightningDataModule):
             classes = torch.zeros(num, dtype=torch.int64)
         return classes, groups
 
-    def take_fingerprints(self) -> None:
-        """Compute the fingerprints of the loaded splits. A Dataset may be read for it,
-        so call this before the training, which may change the Dataset."""
-        while self.without_fingerprint:
-            split, samples = self.without_fingerprint.popitem()
-            self.fingerprints[split] = fingerprint(samples)
-
     def _compare_splits(self, trains: bool) -> None:
         """Raise UserError if the splits, or the samples, are not those of the
         checkpoint. If no training continues, print a line instead."""
-        name = type(self).__name__
-        problem = ""
-        if self.saved_fingerprints:
-            self.take_fingerprints()
+        different = ""
         for split, saved in self.saved_fingerprints.items():
             # the test set of the data may change: the training had none of it
             counts = not trains or split != "test"
             if counts and self.fingerprints.get(split, saved) != saved:
-                problem = (
-                    f"{name} has other {split} samples than in the training, or in "
-                    "another order"
-                )
+                different = f"{split} samples"
         if self.saved_hashes and not self.split_hashes <= self.saved_hashes:
-            problem = (
-                f"{name} is split in another way than in the training: the data or a "
-                "package has changed"
-            )
-        if not problem:
+            different = "splits"
+        if not different:
             return
+        problem = (
+            f"{type(self).__name__} has other {different} than in the training, or in "
+            "another order: the data or a package has changed"
+        )
         if trains:
             raise UserError(
                 problem,
@@ -441,7 +427,7 @@ class BaseDataModule(LightningDataModule):
         if not len(samples):
             raise UserError(f"{name} is empty")
         if not training:
-            self.without_fingerprint[split] = samples
+            self.fingerprints[split] = fingerprint(samples)
         batch = samples.__getitems__([0])
         inputs, targets = inputs_of(batch), targets_of(batch)
         if isinstance(inputs, Tensor):
@@ -627,7 +613,6 @@ class BaseDataModule(LightningDataModule):
         samples: dict[str, Any] = {
             "splits": {},
             "split_groups": {},
-            "without_fingerprint": {},
             "training_samples": None,
         }
         return {**vars(self), "trainer": None, "on_gpu": {}, **samples}
@@ -636,7 +621,6 @@ class BaseDataModule(LightningDataModule):
         """Return the values for a checkpoint: the seed of the order, the classes, the
         shape of the inputs, and which samples are the test set. A subclass adds values
         that it computes from the data, such as a mean."""
-        self.take_fingerprints()
         state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,
@@ -763,13 +747,15 @@ def say_not_finite(values: Any, name: str) -> None:
     """
     for tensor in tensors_in(values):
         # the sum takes no memory
-        if not tensor.is_floating_point() or tensor.sum(dtype=torch.float64).isfinite():
-            continue
-        rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()
-        say(
-            f"Data: {name} has NaN or infinite numbers in {len(rows):,} of "
-            f"{len(tensor):,} samples, first in sample {rows[0].item()}"
-        )
+        if (
+            tensor.is_floating_point()
+            and not tensor.sum(dtype=torch.float64).isfinite()
+        ):
+            rows = (~tensor.isfinite()).nonzero()[:, 0].unique()
+            say(
+                f"Data: {name} has NaN or infinite numbers in {len(rows):,} samples, "
+                f"first in sample {rows[0]}"
+            )
 
 
 def takes_training(load: Any) -> bool:

@@ -1,11 +1,12 @@
 """Image files: `read_image` reads one as a tensor."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from PIL.TiffImagePlugin import BITSPERSAMPLE, SAMPLEFORMAT, TiffImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, SAMPLEFORMAT
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -17,8 +18,6 @@ formats are refused, because for some of them, such as EPS, Pillow runs other pr
 (Ghostscript)."""
 MODES = {1: "L", 3: "RGB"}
 """{number of channels: Pillow's name of the mode}."""
-WITH_FRAMES: list[Path] = []
-"""The images of several frames that this process has read."""
 IMAGE_ERRORS = (
     OSError,
     SyntaxError,
@@ -41,7 +40,7 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
     try:
         with Image.open(file, formats=FORMATS) as image:
             if getattr(image, "is_animated", False) and get_worker_info() is None:
-                say_frames(file)
+                say_frames()
             return to_tensor(image, shape)
     except UnidentifiedImageError as error:
         raise UserError("not an image, or cut short") from error
@@ -61,13 +60,8 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
         shape: (C, H, W) of the result, where C is 1 (grey) or 3 (RGB).
     """
     channels, height, width = shape
-    bits, sign = 16, 1
-    if isinstance(image, TiffImageFile):
-        bits = image.tag_v2.get(BITSPERSAMPLE, (1,))[0]
-        sign = image.tag_v2.get(SAMPLEFORMAT, (1,))[0]  # 2: signed
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith(("I", "F")) or sign == 2:
-        image = as_8_bits(image, bits, sign == 2)
+    ImageOps.exif_transpose(image, in_place=True)
+    image = as_8_bits(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -77,16 +71,20 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
     return pixels.view(height, width, channels).permute(2, 0, 1)
 
 
-def as_8_bits(image: Image.Image, bits: int, is_signed: bool) -> Image.Image:
-    """Return a grey image of more than 8 bits, or of floats, with 8 bits. Pillow would
-    clip values above 255.
+def as_8_bits(image: Image.Image) -> Image.Image:
+    """Return a grey image of more than 8 bits, or of floats, with 8 bits: Pillow would
+    clip values above 255. Other images stay.
 
-    White is the highest number of `bits`. But floats may be in [0, 1] or in [0, 255],
+    White is the highest number of the bits. But floats may be in [0, 1] or in [0, 255],
     and integers of 32 bits may hold 8 or 16 bits: the first of these ranges that has
     all numbers is taken. Raise UserError if none has, and for signed numbers of fewer
     bits.
     """
-    values = np.asarray(image, dtype=np.float64)
+    tags = getattr(image, "tag_v2", {})  # of TIFF
+    bits = tags.get(BITSPERSAMPLE, (16,))[0]
+    is_signed = 2 in tags.get(SAMPLEFORMAT, ())
+    if not image.mode.startswith(("I", "F")) and not is_signed:
+        return image
     whites = [2**bits - 1]
     if image.mode == "F":
         whites = [1, 255]
@@ -94,20 +92,18 @@ def as_8_bits(image: Image.Image, bits: int, is_signed: bool) -> Image.Image:
         whites = [255, 65535]
     elif is_signed:
         whites = []
-    fitting = [x for x in whites if values.min() >= 0 and values.max() <= x]
-    if not fitting:  # also for NaN
-        raise UserError(
-            f"its numbers of {bits} bits are from {values.min():g} to "
-            f"{values.max():g}, and it is unknown which one is white; convert it to 8 "
-            "bits"
-        )
-    return Image.fromarray((values * 255 / fitting[0]).round().astype(np.uint8))
+    values = np.asarray(image, dtype=np.float64)
+    low, high = values.min(), values.max()
+    for white in whites:
+        if low >= 0 and high <= white:
+            return Image.fromarray((values * 255 / white).round().astype(np.uint8))
+    raise UserError(
+        f"its numbers are from {low:g} to {high:g}, and it is unknown which one is "
+        "white; convert it to 8 bits"
+    )
 
 
-def say_frames(file: Path) -> None:
-    """Print a line about the first image with several frames."""
-    if not WITH_FRAMES:
-        say(
-            f"Images: {file} has several frames or pages: the first one of each is read"
-        )
-    WITH_FRAMES.append(file)
+@cache
+def say_frames() -> None:
+    """Print a line, once."""
+    say("Images: of several frames or pages in a file, the first one is read")

@@ -29,11 +29,9 @@ from lightbase.core.errors import UserError, first_line
 NUM_DRAWS = 50
 """How often a number of groups is drawn: more draws hardly come nearer to a share."""
 
-NUM_HASHED = 1000
-"""How many numbers of a large array its fingerprint reads."""
 NUM_READ = 8
-"""How many samples of a Dataset its fingerprint reads."""
-LISTS_OF_FILES = ("samples", "imgs", "files", "images")
+"""How many samples a fingerprint reads."""
+LISTS_OF_FILES = ("samples", "files", "images")
 """Attributes in which Datasets, such as those of torchvision, keep their files."""
 
 
@@ -189,76 +187,63 @@ def hash_of(index: Tensor) -> str:
 
 def fingerprint(samples: Samples) -> str:
     """Return a hash that tells the samples of a set, and their order, from others. It
-    reads a part of the data only. It is the same on any machine, and after the folder
-    of the data has moved.
+    is the same on any machine, and after the folder of the data has moved.
 
-    It depends on the targets and on some numbers of arrays. Of a Dataset it depends on
-    the attribute `targets` and the names of the files. If it has neither, a few samples
-    are read, and count unless they are random.
+    It depends on the classes, and on some samples of arrays. Of a Dataset it depends on
+    the classes in the attribute `targets` and the names of the files. If it has
+    neither, a few samples are read, and count unless they are random.
     """
-    content = hashlib.sha256(str(len(samples)).encode())
     dataset: Any = samples
     if isinstance(samples, DatasetSamples):
         dataset = samples.dataset
-    if isinstance(dataset, TensorBatches):
-        content.update(bytes_of(dataset.all_values))
-        return content.hexdigest()
-    facts = names_of_files(dataset) + bytes_of(as_tensor(samples.targets))
-    content.update(facts)
-    if not facts:
+    content = names_of_files(dataset) + bytes_of(class_numbers(samples))
+    if not content or isinstance(dataset, TensorBatches):
         for i in spread(len(samples), NUM_READ).tolist():
             first = bytes_of(samples.__getitems__([i]))
             if first == bytes_of(samples.__getitems__([i])):
-                content.update(first)
-    return content.hexdigest()
+                content += first
+    return hashlib.sha256(content + str(len(samples)).encode()).hexdigest()
 
 
 def names_of_files(dataset: Any) -> bytes:
     """Return the names of a Dataset's files, without their folders, or b"" if there are
     none, see LISTS_OF_FILES."""
+    names = []
     for attribute in LISTS_OF_FILES:
         files = getattr(dataset, attribute, None)
-        if isinstance(files, list) and files and isinstance(files[0], tuple):
-            files = [file for file, *_ in files]  # with the class number
-        if isinstance(files, list) and files and isinstance(files[0], str | Path):
-            return "\n".join(Path(file).name for file in files).encode(errors="replace")
-    return b""
+        if not isinstance(files, list):
+            continue
+        for file in files:
+            if isinstance(file, tuple):  # with the class number
+                file, *_ = file
+            if isinstance(file, str | Path):
+                names.append(Path(file).name)
+    return "\n".join(names).encode(errors="replace")
 
 
 def bytes_of(values: Any) -> bytes:
-    """Return the content of tensors for a hash: of integers (N,) all of it, otherwise
-    NUM_HASHED numbers at most. Floats are rounded to 8 bits: generated data may differ
-    in the last bits on another machine.
+    """Return the content of tensors for a hash. Floats are rounded to 8 bits: generated
+    data may differ in the last bits on another machine.
 
     values: Tensors in any structure.
     """
     content = b""
     for tensor in tensors_in(values):
-        numbers = torch.atleast_1d(tensor)
-        if numbers.dim() > 1 or numbers.is_floating_point():
-            positions = spread(numbers.numel(), NUM_HASHED)
-            numbers = numbers[torch.unravel_index(positions, numbers.shape)]
-        if numbers.is_floating_point():
-            numbers = numbers.bfloat16()
-        content += numbers.contiguous().view(torch.uint8).numpy().tobytes()
+        numbers = tensor
+        if tensor.is_floating_point():
+            numbers = tensor.bfloat16().float()
+        content += numbers.numpy().tobytes()
     return content
-
-
-def as_tensor(values: Any) -> Tensor | None:
-    """Return values as a tensor, or None if they are not numbers."""
-    try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        return None
 
 
 def class_numbers(samples: Samples) -> Tensor | None:
     """Return the class number of each sample, int64 (N,). Return None if the targets
     are not one integer for each sample, or if they are unknown. No sample is read:
     arrays are in memory, and a Dataset may have an attribute `targets`."""
-    targets = as_tensor(samples.targets)
-    if targets is None or targets.is_floating_point():
+    try:
+        targets = torch.as_tensor(samples.targets)
+    except (TypeError, ValueError, RuntimeError):  # they are None, or not numbers
         return None
-    if targets.shape != (len(samples),):
+    if targets.shape != (len(samples),) or targets.is_floating_point():
         return None
     return targets.long()

@@ -275,13 +275,11 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     check_transforms(data)
     if with_test:
         data.setup("test")
-    data.take_fingerprints()
     sizes = []
     for split, name in SPLIT_NAMES.items():
-        hook = f"{split}_dataloader"
-        if is_overridden(hook, data, BaseDataModule):
-            sizes.append(f"those of {hook} as {name}")
-        elif split in data.splits and not (split == "val" and data.validates_on_test):
+        if is_overridden(f"{split}_dataloader", data, BaseDataModule):
+            continue  # the samples of its loaders are others
+        if split in data.splits and not (split == "val" and data.validates_on_test):
             sizes.append(f"{len(data.splits[split]):,} {name}")
             if data.val_split == "grouped" and split in data.split_groups:
                 sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
@@ -358,7 +356,6 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     Raise UserError if the network cannot take the samples, or has fewer outputs than
     there are classes. An error in the user's code is raised as it is.
     """
-    batch = two_samples(data, "train")
     # a process that is forked cannot use CUDA if this one has started it
     if not isinstance(model, BaseModule) or forks_processes(trainer):
         return
@@ -366,7 +363,7 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     if trainer.deterministic:
         # cuBLAS reads it at its first use, which is here; Lightning sets it later.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    batch = data.transform_batch(move_data_to_device(batch, device), training=False)
+    batch = two_samples(data, "train", device)
     inputs = inputs_of(batch)
     if targets_of(batch) is None:
         if model.task not in (None, "text") and len(tensors_in(batch)) == 1:
@@ -388,7 +385,11 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
         say(f"Inputs: up to {inputs.max():g}; to_float in `normalize` would scale them")
     net = model.net.to(device)
     outputs = run_network(net, inputs, type(data).__name__, str(trainer.precision))
-    try_other_shapes(net, data, inputs, str(trainer.precision))
+    for split in data.splits:
+        others = inputs_of(two_samples(data, split, device))
+        if isinstance(others, Tensor) and others.shape[1:] != inputs.shape[1:]:
+            name = f"{type(data).__name__} ({split})"
+            run_network(net, others, name, str(trainer.precision))
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
@@ -398,22 +399,12 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     say(text)
 
 
-def two_samples(data: BaseDataModule, split: str) -> Any:
-    """Return a batch of two samples, or of one if there are no more."""
+def two_samples(data: BaseDataModule, split: str, device: torch.device) -> Any:
+    """Return a batch of two samples, or of one if there are no more, as the network
+    gets it."""
     samples = data.splits[split]
-    return samples.__getitems__([*range(len(samples))[:2]])
-
-
-def try_other_shapes(
-    net: nn.Module, data: BaseDataModule, trained: Tensor, precision: str
-) -> None:
-    """Try the network on samples of the splits whose inputs have another shape than
-    `trained`, the inputs of the training. See `run_network`."""
-    for split in data.splits:
-        batch = move_data_to_device(two_samples(data, split), trained.device)
-        inputs = inputs_of(data.transform_batch(batch, training=False))
-        if isinstance(inputs, Tensor) and inputs.shape[1:] != trained.shape[1:]:
-            run_network(net, inputs, f"{type(data).__name__} ({split})", precision)
+    batch = samples.__getitems__([*range(len(samples))[:2]])
+    return data.transform_batch(move_data_to_device(batch, device), training=False)
 
 
 def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> str:

@@ -12,13 +12,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import move_data_to_device
+from lightning.pytorch.utilities import CombinedLoader, move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
-from torch.utils.data import DataLoader, SequentialSampler, default_collate
+from torch.utils.data import SequentialSampler, default_collate
 from torchvision.utils import make_grid
 
 from lightbase.core.batches import (
@@ -50,8 +50,6 @@ NUM_COLUMNS = 5  # of a grid
 NUM_IMAGES = 25  # in a grid
 NUM_MASKS = 10  # in a picture
 NUM_POINTS = 5000  # in a plot of predicted numbers
-NUM_DIMENSIONS = {"multiclass": 1, "segmentation": 3}
-"""Of the classes of a batch: (N,), or (N, H, W)."""
 
 
 class PredictionFigures(Extra):
@@ -137,7 +135,7 @@ class PredictionFigures(Extra):
             self.task = task_of(pl_module, outputs)
             ignored = pl_module.ignored_target()
             columns = columns_of(self.task, outputs.float(), targets, ignored)
-            if columns[1].dim() != NUM_DIMENSIONS.get(self.task, columns[1].dim()):
+            if self.task == "multiclass" and columns[1].dim() > 1:
                 raise TypeError("a class for each word, for example")
         except MISFITS:
             self.batches.append([])
@@ -199,13 +197,10 @@ def first_loader(loaders: Any) -> Any:
     """Return the first of the loaders that a hook of the data has returned. Return None
     if it has no batches in the order of its data set: the pictures could not tell which
     samples they show."""
-    while isinstance(loaders, dict | list | tuple) and loaders:
-        if isinstance(loaders, dict):
-            loaders = [*loaders.values()]
-        loaders = loaders[0]
-    is_known = isinstance(loaders, DataLoader) and loaders.batch_sampler is not None
-    if is_known and isinstance(loaders.sampler, SequentialSampler):
-        return loaders
+    loader: Any = CombinedLoader(loaders).flattened[0]
+    is_ordered = isinstance(getattr(loader, "sampler", None), SequentialSampler)
+    if is_ordered and loader.batch_sampler is not None:
+        return loader
     return None
 
 

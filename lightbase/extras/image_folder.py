@@ -37,18 +37,17 @@ PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 def files_in(folder: Path) -> list[Path]:
     """Return the files below the folder, at any depth, sorted. Hidden files and folders
-    are left out: macOS makes files such as `._1.jpg`. A folder to which links lead
-    again is not read again, and is itself in the list."""
+    are left out: macOS makes files such as `._1.jpg`."""
     files = []
     read = set()
     for path, folders, names in os.walk(folder, followlinks=True):
+        # os.walk goes on with these; a link may lead to a folder again and again
+        folders[:] = fnmatch.filter(folders, "[!.]*")
         real = os.path.realpath(path)
-        folders[:] = fnmatch.filter(folders, "[!.]*")  # os.walk goes on with these
         if real in read:
             folders.clear()
-            names = [""]  # the folder itself
         read.add(real)
-        files += [Path(path, name) for name in names if not name.startswith(".")]
+        files += [Path(path, name) for name in fnmatch.filter(names, "[!.]*")]
     return sorted(files)
 
 
@@ -57,15 +56,6 @@ def is_image(path: Path) -> bool:
     the name of a file."""
     # opening a pipe would wait for ever for a writer
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
-
-
-def kind_of(path: Path) -> str:
-    """Return what to call a file that is left out."""
-    if path.is_dir():
-        return "links to folders that are read already"
-    if not path.is_file():
-        return "broken links"
-    return path.suffix.lower() or path.name
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -79,18 +69,16 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
-def images_by_class(
-    folder: Path, seen: dict[Any, str], left_out: Counter[str]
-) -> dict[str, list[Path]]:
+def images_by_class(folder: Path, seen: set[Any]) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
-    class; its name is the name of the class. Raise UserError if a name is not UTF-8:
-    no picture could show it. Raise UserError for a file in two classes.
+    class; its name is the name of the class. Print a line about the files that are left
+    out. Raise UserError if a name is not UTF-8: no picture could show it.
 
-    seen: The classes of the images so far, by their files. A file with a second path,
-        also in another split, is taken once.
-    left_out: Gets the numbers of paths that are left out, by their kind.
+    seen: The images so far, also of other splits. A file with a second path is taken
+        once.
     """
     classes: dict[str, list[Path]] = {}
+    left_out: Counter[str] = Counter()
     for path in folders_in(folder):
         name = path.name
         if name != name.encode(errors="replace").decode():
@@ -98,21 +86,21 @@ def images_by_class(
                 f"{path}: the name of the class is not UTF-8", "rename the folder"
             )
         for file in files_in(path):
-            if not is_image(file):
-                left_out[kind_of(file)] += 1
+            if not file.is_file():
+                left_out["broken links"] += 1
                 continue
-            info = file.stat()
-            key = info.st_dev, info.st_ino
-            if seen.get(key, name) != name:
-                raise UserError(
-                    f"{file} is the same file as one in class {seen[key]}",
-                    "remove the link in one of the two classes",
-                )
+            if not is_image(file):
+                left_out[file.suffix.lower() or file.name] += 1
+                continue
+            key = file.stat()[1:3]  # inode and device
             if key in seen:
                 left_out["links to images that are read already"] += 1
-            else:
-                classes.setdefault(name, []).append(file)
-            seen[key] = name
+                continue
+            seen.add(key)
+            classes.setdefault(name, []).append(file)
+    if left_out:
+        texts = [f"{count:,} {kind}" for kind, count in left_out.most_common(9)]
+        say(f"Images: left out of {folder.name}/ are {', '.join(texts)}")
     return classes
 
 
@@ -187,15 +175,14 @@ class ImageFolder(BaseDataModule):
         SPLITS, data_dir has the classes, and each is divided into training and test:
         see `seeded_part`. Raise UserError if both layouts are possible."""
         files: dict[str, dict[str, list[Path]]] = {}
-        seen: dict[Any, str] = {}
-        left_out: Counter[str] = Counter()
+        seen: set[Any] = set()
         others = []
         for path in folders_in(self.data_dir):
-            split = SPLITS.get(path.name.lower())
+            split = SPLITS.get(path.name.lower(), "")
             classes = {}
             if split and split not in files:
-                classes = images_by_class(path, seen, left_out)
-            if split and classes:
+                classes = images_by_class(path, seen)
+            if classes:
                 files[split] = classes
             elif list_images(path):
                 others.append(path.name)
@@ -205,26 +192,11 @@ class ImageFolder(BaseDataModule):
                 "may be two classes, or train/ the training set",
                 "rename train/ if it is a class; otherwise move the others away",
             )
-        if files.get("val"):
-            say("Images: validation has a folder; data.val_fraction has no effect")
-        if not files:
-            files = self._divided(images_by_class(self.data_dir, seen, left_out))
-        elif others:
-            left_out.update(f"folder {name}/" for name in others)
-        if left_out:
-            texts = [f"{count:,} {kind}" for kind, count in left_out.most_common(9)]
-            say(f"Images: left out are {', '.join(texts)}")
-        return files
-
-    def _divided(
-        self, classes: dict[str, list[Path]]
-    ) -> dict[str, dict[str, list[Path]]]:
-        """Return {split: {class: images}} of {class: images}: a seeded fifth of each
-        class is the test."""
+        if files:
+            return files
         if not self.fold:
             say("Images: no train/ and test/: a fifth of each class is the test")
-        files: dict[str, dict[str, list[Path]]] = {}
-        for name, paths in classes.items():
+        for name, paths in images_by_class(self.data_dir, seen).items():
             for part in PARTS:
                 index = self.seeded_part(len(paths), part)
                 files.setdefault(part, {})[name] = [paths[i] for i in index]
@@ -249,6 +221,8 @@ class ImageFolder(BaseDataModule):
         """Return the images of a split, class by class. No file is opened yet. Raise
         UserError for a class that the training set does not have: the network has no
         output for it."""
+        if split == "val":
+            say("Images: validation has a folder; data.val_fraction has no effect")
         files: list[Path] = []
         targets: list[int] = []
         for name, images in self.files[split].items():

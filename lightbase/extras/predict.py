@@ -62,7 +62,7 @@ def are_pictures(rows: Rows, task: str | None) -> bool:
 
     task: The attribute `task` of the module.
     """
-    if task == "segmentation" or not rows:
+    if not rows:
         return task == "segmentation"
     is_mask = rows[0].dim() == 2 and not rows[0].is_floating_point()
     return is_mask or rows[0].dim() == 3
@@ -107,7 +107,7 @@ def picture(row: Tensor) -> Image.Image:
             2,
         )
     if row.dim() == 3:
-        return to_pil_image((row * (255 / highest)).byte())
+        return to_pil_image(row)  # which scales floats
     image = Image.fromarray(row.byte().numpy()).convert("P")
     image.putpalette(PALETTE.flatten().tolist())
     return image

@@ -161,7 +161,7 @@ def test_the_mistakes_of_a_run(flags: Any) -> None:
     [
         (lambda x: x[::-1], lambda y: y[::-1]),
         (lambda x: x.astype(">f8"), lambda y: y.astype(">i4")),
-        (lambda x: x.astype(np.longdouble), lambda y: y.astype(object)),
+        (lambda x: x.astype(object), lambda y: y.astype(object)),
         (lambda x: x[:, ::-1][:, ::-1][::-1], lambda y: y.tolist()[::-1]),
     ],
 )

@@ -244,6 +244,6 @@ def test_several_loaders(train, tmp_path, capsys, monkeypatch, kind):
     )
     assert result["test/num_samples"] == (150 if kind in ("list", "dict") else 75)
     out = capsys.readouterr().out
-    assert "315 training, those of val_dataloader as validation, those of test" in out
+    assert "Data: SeveralLoaders, 315 training samples" in out
     tags = picture_steps(tmp_path / "tiny" / "version_0")
     assert {"view/predictions/val", "view/confusion_matrix/test"} <= tags.keys()

@@ -207,30 +207,6 @@ def test_a_run_of_a_yaml_is_opened_by_every_script(
         type("Other", (Classifier,), {}).load_from_checkpoint(best)
 
 
-def test_a_network_with_the_weights_of_an_earlier_training_is_said(flags, capsys):
-    """In a loop over folds it would have seen the test samples."""
-
-    def says(module: Any, data: Any, **more: Any) -> bool:
-        lightbase.train(module, data, name="fold", **flags | more)
-        return "keeps the weights of an earlier training" in capsys.readouterr().out
-
-    module, data = objects()
-    # a mistake before the training leaves the network as it is
-    with pytest.raises(UserError):
-        lightbase.train(module, data, monitor="val/none", **flags)
-    assert not says(module, data)
-    assert says(module, Points(batch_size=10))
-    assert not says(*objects())
-    # the same network in another module, and another network with the same loss
-    assert says(Classifier(module.net, num_classes=2), data)
-    net = MLP([10, 4, 2])
-    assert not says(Classifier(net, module.criterion, num_classes=2), data)
-    plain = PlainModule()
-    assert not says(plain, PlainData())
-    assert says(plain, PlainData())
-    assert not says(plain, PlainData(), max_epochs=2, ckpt_path="last")
-
-
 def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     tmp_path: Path, flags: Any, capsys: Any
 ) -> None:
@@ -280,7 +256,7 @@ def test_two_interrupts_in_a_notebook_leave_its_kernel_alive() -> None:
 
 @pytest.mark.parametrize("name", ["model.lr", "model.net.sizes", "data.batch_size"])
 def test_settings_of_objects_are_refused(tmp_path: Path, flags: Any, name: str) -> None:
-    with pytest.raises(UserError, match=r"has no effect: the \w+ is an object"):
+    with pytest.raises(UserError, match="has no effect: this part of the run"):
         lightbase.train(*objects(), **flags, **{name: 5})
     assert not [*tmp_path.iterdir()]
 

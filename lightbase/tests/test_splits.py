@@ -170,11 +170,11 @@ def test_another_split_than_in_the_checkpoint_is_said(capsys) -> None:
             data.load_state_dict(saved)
             capsys.readouterr()
             if says and stage == "fit":
-                with pytest.raises(UserError, match="split in another way"):
+                with pytest.raises(UserError, match="has other splits than in"):
                     data.setup(stage)
                 continue
             data.setup(stage)
-            is_said = "Warning: OneFile is split" in capsys.readouterr().out
+            is_said = "Warning: OneFile has other splits" in capsys.readouterr().out
             assert is_said == (says and stage == "validate")
 
 
@@ -184,7 +184,7 @@ def test_a_changed_test_part_is_said(capsys, monkeypatch) -> None:
     data = OneFile(val_split="grouped")
     data.load_state_dict(state)
     data.setup("test")
-    assert "Warning: OneFile is split" in capsys.readouterr().out
+    assert "Warning: OneFile has other splits" in capsys.readouterr().out
 
 
 class Attributes(Dataset[Any]):

@@ -74,26 +74,20 @@ class Features(BaseDataModule):
     def table(self) -> tuple[dict[str, dict[str, str]], list[str]]:
         """The rows of the file without the label, see `read_csv`, and the N labels."""
         rows = read_csv(self.csv_path)
-        columns = list(next(iter(rows.values())))
-        if self.label_column not in columns:
-            raise UserError(
-                f"{self.csv_path} has no column {self.label_column!r} for the labels",
-                f"--data.label_column can be one of {', '.join(columns)[:200]}",
-            )
         labels = []
         for place, row in rows.items():
-            label = row.pop(self.label_column)
+            label = row.pop(self.label_column, "")
             if not label:
                 raise UserError(
-                    f"{place}: no label in a column {self.label_column!r}", WAY_OUT
+                    f"{place}: no label in a column {self.label_column!r}; the others "
+                    f"are {', '.join(row)[:200]}",
+                    WAY_OUT,
                 )
             labels.append(label)
-        numbers = {*map(str, range(1, len(rows)))}
-        for name in row:
-            if numbers.issubset(row[name] for row in rows.values()):
-                say(
-                    f"Column {name!r} numbers the rows, and is a feature: should it be?"
-                )
+        if "" in row:
+            say(
+                "A column has no name, as the index that pandas writes: it is a feature"
+            )
         return rows, labels
 
     @cached_property  # which a checkpoint can assign
