@@ -116,7 +116,7 @@ class PredictionFigures(Extra):
             return
         try:
             outputs, targets = pl_module.tracked
-            ignored = pl_module.ignored_target()
+            ignored = pl_module.curves_callback.ignored_target
             columns = columns_of(pl_module.task, outputs.float(), targets, ignored)
         except MISFITS:
             self.batches.append([])
