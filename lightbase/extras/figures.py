@@ -133,7 +133,7 @@ class PredictionFigures(Extra):
         try:
             outputs, targets = pl_module.tracked
             self.task = task_of(pl_module, outputs)
-            ignored = pl_module.ignored_target()
+            ignored = pl_module.curves_callback.ignored_target
             columns = columns_of(self.task, outputs.float(), targets, ignored)
             if self.task == "multiclass" and columns[1].dim() > 1:
                 raise TypeError("a class for each word, for example")

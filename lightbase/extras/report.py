@@ -328,7 +328,7 @@ class ClassReport(Callback):
         they do not fit the task."""
         try:
             outputs, targets = pl_module.tracked
-            ignored = pl_module.ignored_target()
+            ignored = pl_module.curves_callback.ignored_target
             counts = class_counts(pl_module.task, outputs.float(), targets, ignored)
         except MISFITS as error:
             raise UserError(
