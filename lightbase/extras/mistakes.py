@@ -71,11 +71,6 @@ BASE_ARGUMENTS = (
     "and calls super().__init__(**kwargs)"
 )
 
-OF_TASK = (
-    ": give the task, or a class of one task, such as "
-    "torchmetrics.classification.MulticlassF1Score"
-)
-
 
 def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
@@ -104,7 +99,10 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
-        return explain_key(unknown, key, class_path, parser)
+        for word in HINTS.keys() & unknown.split("."):
+            return f"{unknown}: {HINTS[word]}"
+        near = meant(unknown, parser, {key: class_path})
+        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
     reason = in_plain_words(reason, class_path, key)
     if reason == BESIDE and "Got value: None" in message:
         return f"{key}: there is no class; give --{key} CLASS"
@@ -112,8 +110,6 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         return (
             f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
         )
-    if key.endswith(".task") and reason.endswith("There is no value"):
-        reason += OF_TASK
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
@@ -121,21 +117,6 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     if key:
         reason = f"{key}: {reason}"
     return reason[:400]
-
-
-def explain_key(unknown: str, key: str, class_path: str, parser: ArgumentParser) -> str:
-    """Return one line for a key that does not exist.
-
-    unknown: The key, such as "model.net.size".
-    key: The setting that has it, such as "model.net", or "" for the whole config.
-    class_path: The class of this setting, or "".
-    """
-    for word in HINTS.keys() & unknown.split("."):
-        return f"{unknown}: {HINTS[word]}"
-    if class_path == "lightning.LightningDataModule":  # the type, without a class_path
-        return f"{unknown}: {key} has no class_path"
-    near = meant(unknown, parser, {key: class_path})
-    return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
 
 
 def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
@@ -157,8 +138,6 @@ def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
         paths = names_in(PLACES.get(key.rpartition(".")[2]))
         paths |= {path.rpartition(".")[2]: path for path in users_classes()}
         reason = f"not the import path of a class{did_you_mean(path[1], paths)}"
-    if key == "model" and reason.endswith("LightningModule"):
-        reason += "; a network is --model.net CLASS"
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
         reason += f"; a list has brackets: [{listed[1]}]"
