@@ -5,7 +5,6 @@ lines: an indented tree with an error for each type that an argument allows. Onl
 file interprets messages of another package. test_cli.py tests it with real commands.
 """
 
-import importlib
 import re
 
 from jsonargparse import ArgumentParser, Namespace
@@ -58,14 +57,14 @@ HINTS = {
 }
 """{key that is not accepted: what to do}. Hydra has _target_ and defaults, LightningCLI
 has fit."""
-PLACES = {
-    "callbacks": "lightning.pytorch.callbacks",
-    "criterion": "torch.nn",
-    "data": "lightbase",
-    "logger": "lightning.pytorch.loggers",
-    "net": "torchvision.models",
+EXAMPLES = {
+    "callbacks": "lightning.pytorch.callbacks.EarlyStopping",
+    "criterion": "torch.nn.CrossEntropyLoss",
+    "data": "lightbase.ImageFolder",
+    "logger": "lightning.pytorch.loggers.CSVLogger",
+    "net": "torchvision.models.resnet18",
 }
-"""{last word of a setting: module whose classes and functions are proposed for it}."""
+"""{last word of a setting: import path that shows what it takes}"""
 BASE_ARGUMENTS = (
     "; a class has the arguments of its base class only if its __init__ takes **kwargs "
     "and calls super().__init__(**kwargs)"
@@ -135,25 +134,14 @@ def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
     if path := re.search(r"dot import path string: (\S+)", reason):
-        paths = names_in(PLACES.get(key.rpartition(".")[2]))
-        paths |= {path.rpartition(".")[2]: path for path in users_classes()}
-        reason = f"not the import path of a class{did_you_mean(path[1], paths)}"
+        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
+        near = did_you_mean(path[1], paths)
+        reason = f"not an import path, such as {example}{near}"
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
         reason += f"; a list has brackets: [{listed[1]}]"
     return reason
-
-
-def names_in(module: str | None) -> dict[str, str]:
-    """Return {name: import path} of the classes and functions in a module. A logger
-    also has its short name, such as CSV."""
-    paths = {}
-    if module:
-        content = importlib.import_module(module)
-        for name in dir(content):
-            if callable(getattr(content, name)):
-                paths[name] = paths[name.removesuffix("Logger")] = f"{module}.{name}"
-    return paths
 
 
 def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:

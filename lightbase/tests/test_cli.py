@@ -56,12 +56,11 @@ stray | unknown argument 'stray'; a config file needs --config
 --output-dir x | did you mean --trainer.default_root_dir?
 --checkpoint x.ckpt | did you mean --ckpt_path?
 fit --model.lr 1 | unknown argument 'fit'; leave fit out
---trainer.logger csv | 'csv' | did you mean lightning.pytorch.loggers.CSVLogger?
---trainer.logger WandbLoger | did you mean lightning.pytorch.loggers.WandbLogger?
---trainer.callbacks EarlyStop | did you mean lightning.pytorch.callbacks.EarlyStopping?
---data ImageFolder | did you mean lightbase.ImageFolder?
---model.net resnet18 | did you mean torchvision.models.resnet18?
---model.criterion CrossEntropy | did you mean torch.nn.CrossEntropyLoss?
+--trainer.logger csv | 'csv' | such as lightning.pytorch.loggers.CSVLogger
+--trainer.callbacks EarlyStop | such as lightning.pytorch.callbacks.EarlyStopping
+--data ImageFolder | 'ImageFolder': not an import path, such as lightbase.ImageFolder
+--model.net resnet18 | such as torchvision.models.resnet18
+--model.criterion CrossEntropy | such as torch.nn.CrossEntropyLoss
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
