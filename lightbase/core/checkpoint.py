@@ -253,12 +253,10 @@ class RunCheckpoint(ModelCheckpoint):
             )
             self.has_told = True
 
-    def is_better(self, trainer: Trainer, current: Tensor | None) -> bool:
+    def is_better(self, trainer: Trainer) -> bool:
         """Return whether this epoch is better than the best one before it. All
-        processes call this, and get the same answer.
-
-        current: The value of the monitored metric, None if it is not measured yet.
-        """
+        processes call this, and get the same answer."""
+        current = trainer.callback_metrics.get(str(self.monitor))
         is_best = bool(super().check_monitor_top_k(trainer, current))
         if current is not None and current == self.best_model_score:
             loss = float(trainer.callback_metrics.get("val/loss", math.inf))
@@ -271,7 +269,7 @@ class RunCheckpoint(ModelCheckpoint):
     ) -> bool:
         """Return whether this epoch is the best so far, and note its number and its
         loss. Lightning calls this before it writes best.ckpt."""
-        is_best = self.is_better(trainer, current)
+        is_best = self.is_better(trainer)
         if is_best:
             self.best_epoch = trainer.current_epoch + 1
             self.best_loss = float(trainer.callback_metrics.get("val/loss", math.inf))

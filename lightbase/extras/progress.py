@@ -4,7 +4,6 @@
 `TrainingProgressBar` is Lightning's bar, below the lines, in a terminal.
 """
 
-import math
 import shutil
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
+from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.compat import batch_index
 from lightbase.core.curves import is_of_class
 from lightbase.core.extra import Extra
@@ -44,23 +44,20 @@ class EpochLines(Extra):
         """Print the newest row of the history, without values of single classes. The
         names of the columns are above the first row, and above the first row of an
         epoch with a validation."""
-        best = best_callback(trainer)
         texts = {}
         for name, value in recorder_of(trainer).history[-1].items():
             if name != "epoch" and not is_of_class(name):
                 texts[name] = f"{value:#.4g}"
+        best = best_callback(trainer)
         if len(texts) > self.num_metrics:
             self.num_metrics = len(texts)
-            self.columns = fitting_columns(texts, best and best.monitor)
+            self.columns = fitting_columns(texts, best)
             pl_module.print(self.line("epoch", {x: x for x in texts}, "time"))
         now = time.monotonic()
-        epoch = title(trainer).removeprefix("Epoch ").replace(" of ", "/")
-        line = self.line(epoch, texts, f"{now - self.began:.1f} s")
+        line = self.line(epoch_text(trainer), texts, f"{now - self.began:.1f} s")
         self.began = now
-        if best:
-            value = trainer.callback_metrics.get(str(best.monitor))
-            if best.is_better(trainer, value) and not math.isnan(value):
-                line += "  best"
+        if best and best.is_better(trainer) and texts.get(str(best.monitor)) != "nan":
+            line += "  best"
         pl_module.print(line)
         sys.stdout.flush()
 
@@ -75,24 +72,26 @@ def column_width(name: str) -> int:
     return max(len(name), 9)
 
 
-def fitting_columns(names: Iterable[str], monitor: str | None) -> list[str]:
+def fitting_columns(names: Iterable[str], best: RunCheckpoint | None) -> list[str]:
     """Return the metrics for which a line has room, in the order of the table: train
     before val, and the loss first. The metric that compares epochs and the losses have
     room before others. A line of a file has 80 columns."""
     room = shutil.get_terminal_size().columns - REST_WIDTH
     shown = []
-    for name in sorted(names, key=lambda x: (x != monitor, "/loss" not in x)):
+    for name in sorted(
+        names, key=lambda x: (best and best.monitor != x, "/loss" not in x)
+    ):
         room -= column_width(name) + 2
         if room >= 0:
             shown.append(name)
     return sorted(shown, key=lambda x: (x.split("/")[0], "/loss" not in x, x))
 
 
-def title(trainer: Any) -> str:
-    """Return "Epoch 1 of 3", or "Epoch 1" if the training has no limit of epochs."""
-    text = f"Epoch {trainer.current_epoch + 1}"
+def epoch_text(trainer: Any) -> str:
+    """Return "1/3", or "1" if the training has no limit of epochs."""
+    text = str(trainer.current_epoch + 1)
     if trainer.max_epochs > 0:
-        text += f" of {trainer.max_epochs}"
+        text += f"/{trainer.max_epochs}"
     return text
 
 
@@ -138,7 +137,7 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         """Begin the bar again, with the number of batches in this epoch."""
         super().on_train_epoch_start(trainer)
-        self.train_progress_bar.set_description(title(trainer))
+        self.train_progress_bar.set_description(f"Epoch {epoch_text(trainer)}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Redraw the bar if REFRESH_S seconds have passed, or if the epoch ends."""

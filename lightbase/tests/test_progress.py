@@ -27,7 +27,7 @@ def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, column
     train("--trainer.enable_progress_bar true --trainer.max_epochs 3")
     shown = re.split(r"[\r\n]", capfd.readouterr().out)
     bars = [line for line in shown if re.match(r"(Epoch|Testing|Valid).*%\|", line)]
-    assert any(re.match(rf"Epoch 2 of 3: 100%.*\| 19/19 {TIME}", x) for x in bars)
+    assert any(re.match(rf"Epoch 2/3: 100%.*\| 19/19 {TIME}", x) for x in bars)
     assert any("val/acc=0." in line for line in bars) == (columns == 160)
     assert {len(line) for line in bars} == {columns - 3}  # and the ^C of a terminal
     # no metric is cut in two
@@ -95,7 +95,8 @@ def test_columns_that_do_not_fit_are_left_out(monkeypatch, columns):
         f"{split}/{x}" for split in ("val", "train") for x in ("acc", "loss", "f1")
     ]
     names.append("val/multiclass_f1_macro_average_of_all")
-    shown = fitting_columns(names, "val/f1")
+    best = RunCheckpoint(Path(), "best", "val/f1", "max")
+    shown = fitting_columns(names, best)
     losses = ["train/loss", "val/loss", "val/f1"]
     assert [name for name in shown if name in losses] == losses
     lines = EpochLines()
