@@ -48,7 +48,3 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module 'lightbase' has no attribute {name!r}")
     return getattr(importlib.import_module(f"lightbase.{MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

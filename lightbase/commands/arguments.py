@@ -189,10 +189,10 @@ def checkpoint_file(text: str, root: str | Path) -> Path:
         newest = newest_version(path)
         if newest.exists():  # else `path` is the folder of a run
             path = newest
-        last = path / "checkpoints" / "last.ckpt"
-        path = path / "checkpoints" / "best.ckpt"
-        if last.is_file() and not path.is_file():
-            path = last
+        folder = path / "checkpoints"
+        path = folder / "best.ckpt"
+        if not path.is_file():
+            path = folder / "last.ckpt"
     if not path.exists():
         names = {folder.name for folder in logs.glob("*")} - {text}
         raise UserError(
@@ -215,8 +215,8 @@ def output_file(text: str, endings: Sequence[str] = ()) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
     if endings and path.suffix.lower() not in endings:
-        names = " or ".join(f"NAME{ending}" for ending in endings)
-        raise argparse.ArgumentTypeError(f"{text}: give {names}")
+        names = " or NAME".join(endings)
+        raise argparse.ArgumentTypeError(f"{text}: give NAME{names}")
     return path
 
 

@@ -131,7 +131,6 @@ def find_project() -> None:
     if not PROJECT.default_model and script.is_file():
         sys.path.append(str(script.parent))  # of start.py
         runpy.run_path(str(script))
-        sys.path.remove(str(script.parent))
 
 
 def is_interactive() -> bool:

@@ -253,20 +253,26 @@ class RunCheckpoint(ModelCheckpoint):
             )
             self.has_told = True
 
+    def is_better(self, trainer: Trainer) -> bool:
+        """Return whether this epoch is better than the best one before it. All
+        processes call this, and get the same answer."""
+        current = trainer.callback_metrics.get(str(self.monitor))
+        is_best = bool(super().check_monitor_top_k(trainer, current))
+        if current is not None and current == self.best_model_score:
+            loss = float(trainer.callback_metrics.get("val/loss", math.inf))
+            is_best = is_best or loss < self.best_loss
+        # a module of the user's may log other values on each rank
+        return trainer.strategy.reduce_boolean_decision(is_best, all=False)
+
     def check_monitor_top_k(
         self, trainer: Trainer, current: Tensor | None = None
     ) -> bool:
         """Return whether this epoch is the best so far, and note its number and its
         loss. Lightning calls this before it writes best.ckpt."""
-        is_best = bool(super().check_monitor_top_k(trainer, current))
-        loss = float(trainer.callback_metrics.get("val/loss", math.inf))
-        if current is not None and current == self.best_model_score:
-            is_best = is_best or loss < self.best_loss
-        # a module of the user's may log other values on each rank
-        is_best = trainer.strategy.reduce_boolean_decision(is_best, all=False)
+        is_best = self.is_better(trainer)
         if is_best:
             self.best_epoch = trainer.current_epoch + 1
-            self.best_loss = loss
+            self.best_loss = float(trainer.callback_metrics.get("val/loss", math.inf))
         return is_best
 
     def state_dict(self) -> dict[str, Any]:

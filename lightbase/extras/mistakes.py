@@ -5,7 +5,6 @@ lines: an indented tree with an error for each type that an argument allows. Onl
 file interprets messages of another package. test_cli.py tests it with real commands.
 """
 
-import importlib
 import re
 
 from jsonargparse import ArgumentParser, Namespace
@@ -58,22 +57,17 @@ HINTS = {
 }
 """{key that is not accepted: what to do}. Hydra has _target_ and defaults, LightningCLI
 has fit."""
-PLACES = {
-    "callbacks": "lightning.pytorch.callbacks",
-    "criterion": "torch.nn",
-    "data": "lightbase",
-    "logger": "lightning.pytorch.loggers",
-    "net": "torchvision.models",
+EXAMPLES = {
+    "callbacks": "lightning.pytorch.callbacks.EarlyStopping",
+    "criterion": "torch.nn.CrossEntropyLoss",
+    "data": "lightbase.ImageFolder",
+    "logger": "lightning.pytorch.loggers.CSVLogger",
+    "net": "torchvision.models.resnet18",
 }
-"""{last word of a setting: module whose classes and functions are proposed for it}."""
+"""{last word of a setting: import path that shows what it takes}"""
 BASE_ARGUMENTS = (
     "; a class has the arguments of its base class only if its __init__ takes **kwargs "
     "and calls super().__init__(**kwargs)"
-)
-
-OF_TASK = (
-    ": give the task, or a class of one task, such as "
-    "torchmetrics.classification.MulticlassF1Score"
 )
 
 
@@ -104,7 +98,10 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
-        return explain_key(unknown, key, class_path, parser)
+        for word in HINTS.keys() & unknown.split("."):
+            return f"{unknown}: {HINTS[word]}"
+        near = meant(unknown, parser, {key: class_path})
+        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
     reason = in_plain_words(reason, class_path, key)
     if reason == BESIDE and "Got value: None" in message:
         return f"{key}: there is no class; give --{key} CLASS"
@@ -112,8 +109,6 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
         return (
             f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
         )
-    if key.endswith(".task") and reason.endswith("There is no value"):
-        reason += OF_TASK
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
@@ -121,21 +116,6 @@ def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
     if key:
         reason = f"{key}: {reason}"
     return reason[:400]
-
-
-def explain_key(unknown: str, key: str, class_path: str, parser: ArgumentParser) -> str:
-    """Return one line for a key that does not exist.
-
-    unknown: The key, such as "model.net.size".
-    key: The setting that has it, such as "model.net", or "" for the whole config.
-    class_path: The class of this setting, or "".
-    """
-    for word in HINTS.keys() & unknown.split("."):
-        return f"{unknown}: {HINTS[word]}"
-    if class_path == "lightning.LightningDataModule":  # the type, without a class_path
-        return f"{unknown}: {key} has no class_path"
-    near = meant(unknown, parser, {key: class_path})
-    return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
 
 
 def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
@@ -154,27 +134,14 @@ def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
     if path := re.search(r"dot import path string: (\S+)", reason):
-        paths = names_in(PLACES.get(key.rpartition(".")[2]))
-        paths |= {path.rpartition(".")[2]: path for path in users_classes()}
-        reason = f"not the import path of a class{did_you_mean(path[1], paths)}"
-    if key == "model" and reason.endswith("LightningModule"):
-        reason += "; a network is --model.net CLASS"
+        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
+        near = did_you_mean(path[1], paths)
+        reason = f"not an import path, such as {example}{near}"
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
         reason += f"; a list has brackets: [{listed[1]}]"
     return reason
-
-
-def names_in(module: str | None) -> dict[str, str]:
-    """Return {name: import path} of the classes and functions in a module. A logger
-    also has its short name, such as CSV."""
-    paths = {}
-    if module:
-        content = importlib.import_module(module)
-        for name in dir(content):
-            if callable(getattr(content, name)):
-                paths[name] = paths[name.removesuffix("Logger")] = f"{module}.{name}"
-    return paths
 
 
 def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:

@@ -4,10 +4,10 @@
 `TrainingProgressBar` is Lightning's bar, below the lines, in a terminal.
 """
 
-import math
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from lightning.pytorch.callbacks import TQDMProgressBar
@@ -16,12 +16,10 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.compat import batch_index
 from lightbase.core.curves import is_of_class
-from lightbase.core.errors import say
 from lightbase.core.extra import Extra
 from lightbase.core.record import best_callback, recorder_of
 
-EPOCH_WIDTH = 7  # 99/1000
-TIME_WIDTH = 8  # 9999.9 s
+REST_WIDTH = 23  # of a row beside the metrics: 99/1000, 9999.9 s and the mark
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
 
 
@@ -31,49 +29,42 @@ class EpochLines(Extra):
     checkpoints are part of this time. The best epoch so far is marked.
 
     began: When the newest row was printed, in seconds of time.monotonic.
-    columns: The metrics that are shown, in their order. A terminal has no room for all
-        of many metrics.
-    names: The metrics for which the columns were chosen.
+    num_metrics: The highest number of metrics in an epoch so far.
+    columns: The metrics that are shown, in their order.
     """
 
     began = 0.0
+    num_metrics = 0
     columns: list[str] = []
-    names: set[str] = set()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.began = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Print the newest row of the history, without values of single classes. The
-        names of the columns are above the first row, and above a row with a new metric:
-        the first epochs may have no validation."""
-        history = recorder_of(trainer).history
-        best = best_callback(trainer)
+        names of the columns are above the first row, and above the first row of an
+        epoch with a validation."""
         texts = {}
-        for name, value in history[-1].items():
+        for name, value in recorder_of(trainer).history[-1].items():
             if name != "epoch" and not is_of_class(name):
                 texts[name] = f"{value:#.4g}"
-        lines = []
-        if not texts.keys() <= self.names:
-            self.names = self.names | texts.keys()
-            self.columns = fitting_columns(self.names, best)
-            lines.append(self.line("epoch", {x: x for x in self.names}, "time"))
+        best = best_callback(trainer)
+        if len(texts) > self.num_metrics:
+            self.num_metrics = len(texts)
+            self.columns = fitting_columns(texts, best)
+            pl_module.print(self.line("epoch", {x: x for x in texts}, "time"))
         now = time.monotonic()
-        epoch = title(trainer).removeprefix("Epoch ").replace(" of ", "/")
-        line = self.line(epoch, texts, f"{now - self.began:.1f} s")
-        if best and is_best(history, best):
-            line += "  best"
-        lines.append(line)
+        line = self.line(epoch_text(trainer), texts, f"{now - self.began:.1f} s")
         self.began = now
-        pl_module.print("\n".join(lines))
+        if best and best.is_better(trainer) and texts.get(str(best.monitor)) != "nan":
+            line += "  best"
+        pl_module.print(line)
         sys.stdout.flush()
 
     def line(self, epoch: str, texts: dict[str, str], time: str) -> str:
-        """Return a line of the table."""
-        cells = [f"{epoch:{EPOCH_WIDTH}}"]
-        for name in self.columns:
-            cells.append(f"{texts.get(name, '-'):>{column_width(name)}}")
-        return "  ".join([*cells, f"{time:>{TIME_WIDTH}}"])
+        """Return a line of the table, with a text for each metric."""
+        cells = [f"{texts.get(x, '-'):>{column_width(x)}}" for x in self.columns]
+        return "  ".join([f"{epoch:7}", *cells, f"{time:>8}"])
 
 
 def column_width(name: str) -> int:
@@ -81,47 +72,26 @@ def column_width(name: str) -> int:
     return max(len(name), 9)
 
 
-def fitting_columns(names: set[str], best: RunCheckpoint | None) -> list[str]:
-    """Return the metrics for which the terminal has room, in their order: train before
-    val, and the loss first. The metric that compares epochs and the losses have room
-    before others. If some are left out, print their names."""
-    order = sorted(
-        names, key=lambda x: (*x.split("/")[:-1], not x.endswith("/loss"), x)
-    )
-    if not sys.stdout.isatty():
-        return order
-    room = shutil.get_terminal_size().columns - EPOCH_WIDTH - TIME_WIDTH - 8
-    shown = set()
+def fitting_columns(names: Iterable[str], best: RunCheckpoint | None) -> list[str]:
+    """Return the metrics for which a line has room, in the order of the table: train
+    before val, and the loss first. The metric that compares epochs and the losses have
+    room before others. A line of a file has 80 columns."""
+    room = shutil.get_terminal_size().columns - REST_WIDTH
+    shown = []
     for name in sorted(
-        order, key=lambda x: (best and best.monitor != x, "/loss" not in x)
+        names, key=lambda x: (best and best.monitor != x, "/loss" not in x)
     ):
         room -= column_width(name) + 2
         if room >= 0:
-            shown.add(name)
-    if names - shown:
-        say(f"TensorBoard also shows {', '.join(sorted(names - shown))}")
-    return [name for name in order if name in shown]
+            shown.append(name)
+    return sorted(shown, key=lambda x: (x.split("/")[0], "/loss" not in x, x))
 
 
-def is_best(history: list[dict[str, Any]], best: RunCheckpoint) -> bool:
-    """Return whether the newest epoch is better than all others: by the metric that
-    compares epochs, and of equal values by the lower val/loss."""
-    ranks = []
-    for row in history:
-        value = row.get(str(best.monitor), math.nan)
-        if best.mode == "max":
-            value = -value
-        if math.isfinite(value):
-            ranks.append((value, row.get("val/loss", math.inf), row["epoch"]))
-    newest = history[-1]["epoch"]
-    return bool(ranks) and min(ranks)[-1] == newest
-
-
-def title(trainer: Any) -> str:
-    """Return "Epoch 1 of 3", or "Epoch 1" if the training has no limit of epochs."""
-    text = f"Epoch {trainer.current_epoch + 1}"
+def epoch_text(trainer: Any) -> str:
+    """Return "1/3", or "1" if the training has no limit of epochs."""
+    text = str(trainer.current_epoch + 1)
     if trainer.max_epochs > 0:
-        text += f" of {trainer.max_epochs}"
+        text += f"/{trainer.max_epochs}"
     return text
 
 
@@ -167,7 +137,7 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         """Begin the bar again, with the number of batches in this epoch."""
         super().on_train_epoch_start(trainer)
-        self.train_progress_bar.set_description(title(trainer))
+        self.train_progress_bar.set_description(f"Epoch {epoch_text(trainer)}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Redraw the bar if REFRESH_S seconds have passed, or if the epoch ends."""

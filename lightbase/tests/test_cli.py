@@ -56,13 +56,11 @@ stray | unknown argument 'stray'; a config file needs --config
 --output-dir x | did you mean --trainer.default_root_dir?
 --checkpoint x.ckpt | did you mean --ckpt_path?
 fit --model.lr 1 | unknown argument 'fit'; leave fit out
---trainer.logger csv | 'csv' | did you mean lightning.pytorch.loggers.CSVLogger?
---trainer.logger WandbLoger | did you mean lightning.pytorch.loggers.WandbLogger?
---trainer.callbacks EarlyStop | did you mean lightning.pytorch.callbacks.EarlyStopping?
---data ImageFolder | did you mean lightbase.ImageFolder?
---model.net resnet18 | did you mean torchvision.models.resnet18?
---model.criterion CrossEntropy | did you mean torch.nn.CrossEntropyLoss?
---model torchvision.models.resnet18 | a network is --model.net CLASS
+--trainer.logger csv | 'csv' | such as lightning.pytorch.loggers.CSVLogger
+--trainer.callbacks EarlyStop | such as lightning.pytorch.callbacks.EarlyStopping
+--data ImageFolder | 'ImageFolder': not an import path, such as lightbase.ImageFolder
+--model.net resnet18 | such as torchvision.models.resnet18
+--model.criterion CrossEntropy | such as torch.nn.CrossEntropyLoss
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
@@ -80,7 +78,7 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --trainer.devices 0 --trainer.accelerator cpu | devices='0'
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | >0
 --model.net.sizes null | model.net.sizes: | There is no value
---model.metrics.f1 torchmetrics.F1Score | model.metrics.task: | give the task
+--model.metrics.f1 torchmetrics.F1Score | model.metrics.task: | no value
 --model.metrics.f1 torchmetrics.classification.BinaryFBetaScore | metrics.beta: | no value
 --trainer.max_epochs | --trainer.max_epochs
 --trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
@@ -162,7 +160,6 @@ sizes: .* | sizes: | model.net.sizes: | no value
 model: | model:\n  _target_: MLP | model._target_: write class_path in place of it
 (?s)net:\n    class_path(.*?)\n      .*?\n | net:\n    _target_: MLP\n | model.net._target_: write class_path
 (?s)data:.*?# | data: {_target_: a}\n# | data._target_: write class_path
-class_path: example.data.*(?s:.*?)\n[a-z#] | noise: 1\n# | data.noise: data has no class_path
 (?s).* | defaults: [model: mlp] | defaults: configs are not composed here
 (?s).* | fit: {model: {class_path: X}} | fit: leave fit out
 trainer: | trainer:\n  _target_: lightning.Trainer | trainer._target_: | trainer has neither

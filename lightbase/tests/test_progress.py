@@ -8,19 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lightbase.commands.script import LastingOutput
 from lightbase.core.checkpoint import RunCheckpoint
 from lightbase.core.errors import say, wrapped
+from lightbase.core.record import RunRecorder
 from lightbase.core.signals import ERASE_LINE
-from lightbase.extras.progress import (
-    EPOCH_WIDTH,
-    TIME_WIDTH,
-    TrainingProgressBar,
-    column_width,
-    fitting_columns,
-    is_best,
-)
+from lightbase.extras.progress import EpochLines, TrainingProgressBar, fitting_columns
 
 HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
 TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
@@ -32,7 +27,7 @@ def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch, column
     train("--trainer.enable_progress_bar true --trainer.max_epochs 3")
     shown = re.split(r"[\r\n]", capfd.readouterr().out)
     bars = [line for line in shown if re.match(r"(Epoch|Testing|Valid).*%\|", line)]
-    assert any(re.match(rf"Epoch 2 of 3: 100%.*\| 19/19 {TIME}", x) for x in bars)
+    assert any(re.match(rf"Epoch 2/3: 100%.*\| 19/19 {TIME}", x) for x in bars)
     assert any("val/acc=0." in line for line in bars) == (columns == 160)
     assert {len(line) for line in bars} == {columns - 3}  # and the ^C of a terminal
     # no metric is cut in two
@@ -67,44 +62,48 @@ def test_a_file_gets_a_row_an_epoch(train, capsys):
     assert fourth[0] == "4/4"
 
 
-def test_the_best_epoch_so_far_is_marked() -> None:
+def test_the_best_epoch_so_far_is_marked(capsys) -> None:
     best = RunCheckpoint(Path(), "best", "val/acc", "max")
-    history: list[dict[str, Any]] = []
-    marked = []
-    # equal values: the lower loss; NaN and no value are no best
-    values = [
-        (0.5, 1),
-        (0.7, 2),
-        (0.7, 1),
-        (0.7, 1),
-        (math.nan, 0),
-        (None, 0),
-        (0.8, 3),
-    ]
-    for epoch, (acc, loss) in enumerate(values, 1):
-        history.append({"epoch": epoch, "val/loss": loss, "val/acc": acc})
-        if acc is None:
-            del history[-1]["val/acc"]
-        marked.append(is_best(history, best))
-    assert marked == [True, True, True, False, False, False, True]
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda x, all=True: x)
+    trainer: Any = SimpleNamespace(
+        checkpoint_callbacks=[best], max_epochs=-1, strategy=strategy
+    )
+    recorder = RunRecorder({}, "")
+    trainer.callbacks = [recorder]
+    lines = EpochLines()
+    # equal values: the lower loss; NaN is no best
+    values = [(0.5, 1), (0.7, 2), (0.7, 1), (0.7, 1), (math.nan, 0), (0.8, 3)]
+    for epoch, (acc, loss) in enumerate(values):
+        trainer.current_epoch = epoch
+        row = {"val/loss": torch.tensor(loss), "val/acc": torch.tensor(acc)}
+        trainer.callback_metrics = row
+        recorder.history.append({"epoch": epoch + 1, "val/loss": loss, "val/acc": acc})
+        lines.on_train_epoch_end(trainer, SimpleNamespace(print=print))
+        if best.check_monitor_top_k(trainer, row["val/acc"]):
+            best.best_k_models = {"best.ckpt": row["val/acc"]}
+            best.kth_best_model_path = "best.ckpt"
+            best.best_model_score = row["val/acc"]
+    rows = capsys.readouterr().out.splitlines()[1:]
+    marked = [row.endswith("best") for row in rows]
+    assert marked == [True, True, True, False, False, True]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_columns_that_do_not_fit_a_terminal_are_left_out(monkeypatch, capsys, columns):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+def test_columns_that_do_not_fit_are_left_out(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
+    names = [
+        f"{split}/{x}" for split in ("val", "train") for x in ("acc", "loss", "f1")
+    ]
+    names.append("val/multiclass_f1_macro_average_of_all")
     best = RunCheckpoint(Path(), "best", "val/f1", "max")
-    long = "val/multiclass_f1_macro_average_of_all"
-    names = {
-        f"{split}/{x}" for split in ("train", "val") for x in ("loss", "acc", "f1")
-    }
-    shown = fitting_columns({*names, long}, best)
+    shown = fitting_columns(names, best)
     losses = ["train/loss", "val/loss", "val/f1"]
     assert [name for name in shown if name in losses] == losses
-    widths = sum(column_width(name) + 2 for name in shown)
-    assert EPOCH_WIDTH + widths + TIME_WIDTH + 8 <= columns
-    out = capsys.readouterr().out
-    assert (long in shown) == (columns == 200) == (not out)
+    lines = EpochLines()
+    lines.columns = shown
+    width = len(lines.line("99/1000", {}, "9999.9 s") + "  best")
+    assert width <= columns
+    assert (names[-1] in shown) == (columns == 200)
 
 
 class Terminal(io.StringIO):

@@ -13,19 +13,19 @@ from pages import REPO
 SCRIPTS = sorted({*REPO.glob("scripts/*.py")} - {REPO / "scripts/start.py"})
 SCRIPTS += [REPO / "benchmarks/benchmark.py"]
 MISSING = "raise ModuleNotFoundError(\"No module named '{0}'\")"
-INTERRUPTED = """
+INTERRUPTED = {
+    "jsonargparse": """
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)
+""",
+    "torch": """
 import os, signal
 try:
     os.kill(os.getpid(), signal.SIGINT)
 except BaseException:
-    raise ImportError("{0} failed to import")
-"""
-OLD = """
-import runpy, sys
-sys.version_info, sys.version = (3, 9, 18), "3.9.18 (main)"
-sys.path.insert(0, sys.argv[1] + "/scripts")
-runpy.run_path(sys.argv[1] + "/scripts/train.py", run_name="__main__")
-"""
+    raise ImportError("torch failed to import")
+""",
+}
 
 
 def start(*words: str | Path, path: str = "") -> tuple[int, str]:
@@ -49,37 +49,27 @@ def test_an_empty_environment_ends_in_two_lines(script: Path) -> None:
     assert second.endswith("or type pip install -c constraints.txt -e .")
 
 
-@pytest.mark.parametrize("name", ["torch", "lightning", "jsonargparse", "yaml"])
+@pytest.mark.parametrize("name", ["jsonargparse", "yaml"])
 def test_a_missing_package_ends_in_two_lines(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(MISSING.format(name))
     status, error = start(REPO / "scripts/evaluate.py", path=str(tmp_path))
-    if name in ("torch", "lightning"):  # the flags are looked at before
-        assert "required: --ckpt_path" in error
-        file = tmp_path / "x.ckpt"
-        file.touch()
-        words = (REPO / "scripts/evaluate.py", "--ckpt_path", file)
-        status, error = start(*words, path=str(tmp_path))
     assert status == 1
     assert error.startswith(f"error: No module named '{name}'\nactivate the ")
     assert error.count("\n") == 2
 
 
-def test_an_old_python_ends_in_two_lines() -> None:
+def test_an_old_python_reads_the_scripts() -> None:
     for file in [*SCRIPTS, REPO / "scripts/start.py"]:
         ast.parse(file.read_text(), feature_version=(3, 9))
-    status, error = start("-S", "-c", OLD, REPO)
-    assert status == 1
-    assert error.startswith("error: Python 3.11 or newer is needed, and this is 3.9.18")
-    assert error.count("\n") == 2
 
 
 @pytest.mark.linux
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-@pytest.mark.parametrize("name", ["jsonargparse", "torch"])
+@pytest.mark.parametrize("name", INTERRUPTED)
 def test_ctrl_c_ends_an_import_at_once(script: Path, name: str, tmp_path: Path) -> None:
     if name == "torch" and script.stem in ("runs", "rename"):
         pytest.skip("it needs no torch")
-    (tmp_path / f"{name}.py").write_text(INTERRUPTED.format(name))
+    (tmp_path / f"{name}.py").write_text(INTERRUPTED[name])
     (tmp_path / "x.ckpt").touch()
     flags = {"sweep": ["--search", "model.lr=0.1"]}
     for command in ("evaluate", "predict", "export"):
