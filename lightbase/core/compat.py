@@ -11,7 +11,6 @@ Lightning 2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.
 import argparse
 import contextlib
 import functools
-import io
 import logging
 import os
 import re
@@ -140,23 +139,17 @@ def change_yaml_loader(change: Callable[[Any], None]) -> None:
     change(_loaders_dumpers.get_yaml_default_loader())
 
 
-def around_epoch_start(
-    trainer: Any, context: Callable[[], contextlib.AbstractContextManager[None]]
+def replace_epoch_start(
+    trainer: Any, function: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Let Lightning begin each epoch of the training within a context. When the context
-    is entered, no hook of the epoch has been called. When it is left, all hooks
-    on_train_epoch_start have been called, and no batch is fetched.
+    """Let Lightning call `function` to begin each epoch of the training, with the
+    function that it would call itself. This one calls the hooks on_train_epoch_start.
+    No batch is fetched before.
 
     Callbacks have no hook that comes before or after the hooks of all others.
     """
     loop = trainer.fit_loop
-    begin_epoch = loop.on_advance_start
-
-    def begin_in_context() -> None:
-        with context():
-            begin_epoch()
-
-    loop.on_advance_start = begin_in_context
+    loop.on_advance_start = functools.partial(function, loop.on_advance_start)
 
 
 def begin_epoch_within(trainer: Any) -> bool:
@@ -172,27 +165,16 @@ def begin_epoch_within(trainer: Any) -> bool:
     return True
 
 
-def copy_of_state(trainer: Any) -> Checkpoint:
-    """Return what a checkpoint would hold now, as a copy in CPU memory."""
-    buffer = io.BytesIO()
-    torch.save(trainer._checkpoint_connector.dump_checkpoint(), buffer)
-    buffer.seek(0)
-    return torch.load(buffer, map_location="cpu", weights_only=False)
+def restore_checkpoint(trainer: Any) -> None:
+    """Give module, data, callbacks, optimizers and schedules their state in the
+    checkpoint once more. The counters of the loops stay.
 
-
-def restore_state(trainer: Any, checkpoint: Checkpoint) -> None:
-    """Give module, data, callbacks, optimizers and schedules the state in a checkpoint.
-    The counters of the loops stay.
-
-    Lightning restores a file only, together with the loops.
+    Lightning restores them together with the loops only.
     """
     connector = trainer._checkpoint_connector
-    connector._loaded_checkpoint = checkpoint
-    connector.restore_model()
-    connector.restore_datamodule()
-    connector.restore_callbacks()
+    connector._restore_modules_and_callbacks(trainer.ckpt_path)
     connector.restore_optimizers_and_schedulers()
-    connector._loaded_checkpoint = {}
+    connector.resume_end()
 
 
 def begin_epoch_again(trainer: Any) -> None:
@@ -230,11 +212,6 @@ def num_batches(trainer: Any) -> int:
     """Return the number of training batches so far, over all epochs. The Trainer counts
     only steps of optimizers."""
     return trainer.fit_loop.total_batch_idx + 1
-
-
-def epochs_begun(trainer: Any) -> int:
-    """Return the number of epochs that the training has begun."""
-    return trainer.fit_loop.epoch_progress.current.ready
 
 
 def epochs_done(trainer: Any) -> int:
