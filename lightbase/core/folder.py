@@ -13,11 +13,9 @@ from lightbase.core.errors import UserError
 from lightbase.core.files import refuse_links, relative_to_cwd, write_whole
 from lightbase.core.project import PROJECT
 
-NO_NAME = re.compile(r"/+|\.\.|version_\d+")
-"""Parts of names that runs may not have: runs.py would take version_N for a run."""
-
-MAX_NAME_BYTES = 255
-"""The longest name of a folder on Linux, macOS and Windows."""
+NO_NAME = re.compile(r"/+|\.\.|version_\d+|.{256,}")
+"""Parts of names that runs may not have: runs.py would take version_N for a run. A
+longer name than 255 bytes is not possible."""
 
 
 class Run:
@@ -110,13 +108,10 @@ def root_folder(config: Any) -> Path:
 def check_name(name: str) -> None:
     """Raise UserError if a run may not have this name."""
     parts = Path(name).parts
-    is_long = any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
-    is_other = not parts or any(map(NO_NAME.fullmatch, parts))
-    if is_long or is_other or not name.isprintable():
+    if not parts or any(map(NO_NAME.fullmatch, parts)) or not name.isprintable():
         raise UserError(
             f"--name {name[:99]!r} is no name for a folder of runs",
-            f"give at most {MAX_NAME_BYTES} bytes, without control characters and "
-            "version_N",
+            "give at most 255 characters, without control characters and version_N",
             2,
         )
 
