@@ -24,6 +24,7 @@ from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelPruning, WeightAveraging
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer import call
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours
 # say more), and lines of the tuner that stand in the table of tune.py. The hint about
@@ -152,17 +153,16 @@ def replace_epoch_start(
     loop.on_advance_start = functools.partial(function, loop.on_advance_start)
 
 
-def begin_epoch_within(trainer: Any) -> bool:
-    """Let Lightning call the hooks of the epoch's start again if the training resumes
-    within an epoch. Return whether it does. No issue is known."""
-    loop = trainer.fit_loop
-    if not loop.restarted_mid_epoch:
-        return False
-    loop.reset_restart_stage()
-    for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
-        counts.ready -= 1
-        counts.started -= 1
-    return True
+def resumes_within_epoch(trainer: Any) -> bool:
+    """Return whether the training resumes within this epoch. Lightning leaves the hooks
+    on_train_epoch_start out then. No issue is known."""
+    return trainer.fit_loop.restarted_mid_epoch
+
+
+def call_epoch_start(trainer: Any) -> None:
+    """Call the hooks on_train_epoch_start, as Lightning does at an epoch's start."""
+    call._call_callback_hooks(trainer, "on_train_epoch_start")
+    call._call_lightning_module_hook(trainer, "on_train_epoch_start")
 
 
 def restore_checkpoint(trainer: Any) -> None:

@@ -22,10 +22,11 @@ from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import (
     batch_index,
     begin_epoch_again,
-    begin_epoch_within,
+    call_epoch_start,
     forget_train_loader,
     replace_epoch_start,
     restore_checkpoint,
+    resumes_within_epoch,
     saved_epochs,
     skip_ended_epoch,
     step_plateau_schedulers,
@@ -93,10 +94,11 @@ class RandomState(Callback):
         random numbers. At the start of an epoch, the loader starts again: torch's
         DataLoader draws its order from the restored state.
 
-        begin: Lightning's function. It calls the hooks on_train_epoch_start.
+        begin: Lightning's function. It calls the hooks on_train_epoch_start, except
+            within an epoch.
         """
         is_resumed = bool(self.resumed)
-        is_within = begin_epoch_within(self.trainer)
+        is_within = resumes_within_epoch(self.trainer)
         state = self.state()
         if self.trainer.global_rank < len(self.resumed):
             state = self.resumed[self.trainer.global_rank]
@@ -108,6 +110,7 @@ class RandomState(Callback):
         self.restore(self.epoch_start)
         begin()
         if is_within:
+            call_epoch_start(self.trainer)
             # what the hooks have changed of this state would count twice
             restore_checkpoint(self.trainer)
             self.restore(state)
@@ -331,8 +334,9 @@ class ResumedOptimizer(Callback):
         schedules = checkpoint["lr_schedulers"]
         # the states of an optimizer have no names, but the positions of the parameters
         saved = checkpoint["state_dict"]
-        names = [name for name, _ in model.named_parameters() if name in saved]
-        if names != [*filter(names.__contains__, saved)]:
+        names = dict(model.named_parameters())
+        in_file = [name for name in saved if name in names]
+        if in_file != [name for name in names if name in saved]:
             raise UserError(
                 "the parameters have another order than in the checkpoint: the "
                 "optimizer would mix up their states",
