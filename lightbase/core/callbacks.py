@@ -183,8 +183,6 @@ class StopWithoutLoss(Callback):
 
     has_loss = True
 
-    # Lightning does not call this if a run resumes within an epoch. Then `has_loss`
-    # stays true, because the earlier batches of the epoch may have had a loss.
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:

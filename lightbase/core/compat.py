@@ -11,7 +11,6 @@ Lightning 2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.
 import argparse
 import contextlib
 import functools
-import io
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelPruning, WeightAveraging
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer import call
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours
 # say more), and lines of the tuner that stand in the table of tune.py. The hint about
@@ -140,59 +140,41 @@ def change_yaml_loader(change: Callable[[Any], None]) -> None:
     change(_loaders_dumpers.get_yaml_default_loader())
 
 
-def around_epoch_start(
-    trainer: Any, context: Callable[[], contextlib.AbstractContextManager[None]]
+def replace_epoch_start(
+    trainer: Any, function: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Let Lightning begin each epoch of the training within a context. When the context
-    is entered, no hook of the epoch has been called. When it is left, all hooks
-    on_train_epoch_start have been called, and no batch is fetched.
+    """Let Lightning call `function` to begin each epoch of the training, with the
+    function that it would call itself. This one calls the hooks on_train_epoch_start.
+    No batch is fetched before.
 
     Callbacks have no hook that comes before or after the hooks of all others.
     """
     loop = trainer.fit_loop
-    begin_epoch = loop.on_advance_start
-
-    def begin_in_context() -> None:
-        with context():
-            begin_epoch()
-
-    loop.on_advance_start = begin_in_context
+    loop.on_advance_start = functools.partial(function, loop.on_advance_start)
 
 
-def begin_epoch_within(trainer: Any) -> bool:
-    """Let Lightning call the hooks of the epoch's start again if the training resumes
-    within an epoch. Return whether it does. No issue is known."""
-    loop = trainer.fit_loop
-    if not loop.restarted_mid_epoch:
-        return False
-    loop.reset_restart_stage()
-    for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
-        counts.ready -= 1
-        counts.started -= 1
-    return True
+def resumes_within_epoch(trainer: Any) -> bool:
+    """Return whether the training resumes within this epoch. Lightning leaves the hooks
+    on_train_epoch_start out then. No issue is known."""
+    return trainer.fit_loop.restarted_mid_epoch
 
 
-def copy_of_state(trainer: Any) -> Checkpoint:
-    """Return what a checkpoint would hold now, as a copy in CPU memory."""
-    buffer = io.BytesIO()
-    torch.save(trainer._checkpoint_connector.dump_checkpoint(), buffer)
-    buffer.seek(0)
-    return torch.load(buffer, map_location="cpu", weights_only=False)
+def call_epoch_start(trainer: Any) -> None:
+    """Call the hooks on_train_epoch_start, as Lightning does at an epoch's start."""
+    call._call_callback_hooks(trainer, "on_train_epoch_start")
+    call._call_lightning_module_hook(trainer, "on_train_epoch_start")
 
 
-def restore_state(trainer: Any, checkpoint: Checkpoint) -> None:
-    """Give module, data, callbacks, optimizers and schedules the state in a checkpoint.
-    The counters of the loops stay.
+def restore_checkpoint(trainer: Any) -> None:
+    """Give module, data, callbacks, optimizers and schedules their state in the
+    checkpoint once more. The counters of the loops stay.
 
-    Lightning restores a file only, together with the loops.
+    Lightning restores them together with the loops only.
     """
     connector = trainer._checkpoint_connector
-    connector._loaded_checkpoint = checkpoint
-    connector.restore_model()
-    connector.restore_datamodule()
-    connector.restore_callbacks()
+    connector._restore_modules_and_callbacks(trainer.ckpt_path)
     connector.restore_optimizers_and_schedulers()
-    connector._loaded_checkpoint = {}
+    connector.resume_end()
 
 
 def begin_epoch_again(trainer: Any) -> None:
@@ -230,11 +212,6 @@ def num_batches(trainer: Any) -> int:
     """Return the number of training batches so far, over all epochs. The Trainer counts
     only steps of optimizers."""
     return trainer.fit_loop.total_batch_idx + 1
-
-
-def epochs_begun(trainer: Any) -> int:
-    """Return the number of epochs that the training has begun."""
-    return trainer.fit_loop.epoch_progress.current.ready
 
 
 def epochs_done(trainer: Any) -> int:

@@ -22,12 +22,11 @@ TAG_ERRORS = (LookupError, AttributeError)
 """What PyYAML raises for the tags in "!!bool x" and "!!timestamp x"."""
 MAX_VALUES = 100_000
 """Far above the number of values in any config that a person writes."""
-NUMBERS = {
-    "str": r"[-+]?\d[\d_]*(:[\d_.]+)+$",
-    "int": r"[-+]?\d[\d_]*$",
-    "float": r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$",
+SCALARS = {
+    "str": r"[-+]?(0[\d_]+|\d[\d_]*(:[\d_.]+)+)$",
+    "float": r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$",
 }
-"""How a config file writes text and numbers that begin with a digit."""
+"""Text and numbers that YAML 1.1 would read as something else."""
 CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 """The name of a class at the top level of a file."""
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
@@ -38,39 +37,26 @@ REMOVED = "steps_per_execution"
 """A setting of an earlier version that changed no result. It is left out."""
 
 
-def resolve_numbers(cls: Any) -> None:
-    """Let a loader or a dumper of PyYAML take text for numbers as flags do: 042 is 42,
-    and 1e3 is a number. 12:30:45 and dates are text. In YAML 1.1 the first is 34, the
-    second is text, and the third is 45045 in base 60."""
+def read_numbers_as_flags(loader: Any) -> None:
+    """Let a loader of PyYAML read 1e3 as a number, and 042, 12:30:45 and dates as text.
+    For a setting with the type int the parser makes 42 of 042, as in a flag.
+
+    In YAML 1.1, 1e3 is text, 042 is 34, and 12:30:45 is 45045 in base 60.
+    """
     pairs = [
         (f"tag:yaml.org,2002:{kind}", re.compile(pattern))
-        for kind, pattern in NUMBERS.items()
+        for kind, pattern in SCALARS.items()
     ]
-    resolvers = cls.yaml_implicit_resolvers
-    cls.yaml_implicit_resolvers = {
+    resolvers = loader.yaml_implicit_resolvers
+    loader.yaml_implicit_resolvers = {
         first: [*pairs, *others] for first, others in resolvers.items()
     }
-
-
-def read_numbers_as_flags(loader: Any) -> None:
-    """Let a loader of PyYAML read numbers as `resolve_numbers` says."""
-    resolve_numbers(loader)
     loader.add_constructor("tag:yaml.org,2002:timestamp", loader.construct_yaml_str)
-    loader.add_constructor("tag:yaml.org,2002:int", whole_number)
-
-
-def whole_number(loader: Any, node: Any) -> int:
-    """Return the number of a scalar such as 042, 1_000, 0x10 or 0b11."""
-    text = loader.construct_scalar(node).replace("_", "")
-    if text.lstrip("+-").isdecimal():
-        return int(text)
-    return int(text, 0)
 
 
 class ConfigLoader(yaml.SafeLoader):
     """Loads YAML, and refuses a mapping that has a key twice. PyYAML would drop the
-    first value without a message. Numbers are read as
-    `resolve_numbers` says."""
+    first value without a message. See `read_numbers_as_flags`."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Return a mapping as a node of YAML. Raises MarkedYAMLError for a key that
@@ -86,17 +72,7 @@ class ConfigLoader(yaml.SafeLoader):
         return node
 
 
-class ConfigDumper(yaml.SafeDumper):
-    """Dumps YAML that `ConfigLoader` reads again: text such as 1e3 gets quotes."""
-
-
 read_numbers_as_flags(ConfigLoader)
-resolve_numbers(ConfigDumper)
-
-
-def dump_config(values: Any) -> str:
-    """Return values as YAML, in their order."""
-    return yaml.dump(values, Dumper=ConfigDumper, sort_keys=False, allow_unicode=True)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-from jsonargparse import ArgumentParser, Namespace, set_dumper
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -33,11 +33,7 @@ from lightbase.core.compat import (
     change_yaml_loader,
     resolve_class_names,
 )
-from lightbase.core.config_files import (
-    dump_config,
-    path_of_class,
-    read_numbers_as_flags,
-)
+from lightbase.core.config_files import path_of_class, read_numbers_as_flags
 from lightbase.core.errors import SEE_HELP, UserError, place_of_import
 from lightbase.core.tables import as_table, as_text
 
@@ -168,7 +164,6 @@ class Parser(LightningArgumentParser):
         register_type(Tensor, Tensor.tolist, as_tensor, fail_already_registered=False)
         resolve_class_names(path_of_class)
         change_yaml_loader(read_numbers_as_flags)
-        set_dumper("yaml", dump_config)
         options |= {
             "allow_abbrev": False,
             "print_config": None,

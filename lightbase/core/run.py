@@ -198,13 +198,11 @@ def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
     return text
 
 
-def say_best(trainer: Any) -> None:
+def say_best(trainer: Trainer) -> None:
     """Print which epoch is the best, if a metric compares epochs."""
     best = best_callback(trainer)
     if best and best.monitor:
         text = best.best_text(epochs_done(trainer))
-        if best.best_model_score is None and not trainer.fast_dev_run:
-            text = f"Nothing has measured {best.monitor}: there is no best.ckpt"
         if text:
             say(text)
 

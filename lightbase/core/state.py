@@ -6,36 +6,27 @@ seen. `ResumedOptimizer` adapts the saved states of optimizers and schedules to 
 objects that this run has built.
 """
 
-import contextlib
-import copy
 import random
 import sys
-from collections.abc import Iterator
-from functools import partial
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightbase.core.batches import to_host
 from lightbase.core.checkpoint import as_plain
 from lightbase.core.compat import (
-    around_epoch_start,
     batch_index,
     begin_epoch_again,
-    begin_epoch_within,
-    copy_of_state,
-    epochs_begun,
-    epochs_done,
+    call_epoch_start,
     forget_train_loader,
-    restore_state,
+    replace_epoch_start,
+    restore_checkpoint,
+    resumes_within_epoch,
     saved_epochs,
     skip_ended_epoch,
     step_plateau_schedulers,
@@ -52,54 +43,34 @@ from lightbase.core.optim import (
     schedule_length,
 )
 
-GENERATORS = (
-    torch.Generator | random.Random | np.random.Generator | np.random.RandomState
-)
-NOT_SEARCHED = (
-    type | ModuleType | Trainer | random.SystemRandom
-)  # the last has no state
-MOST_ENTRIES = 10_000
-"""Collections with more entries hold data, and are not searched for generators."""
-
 
 class RandomState(Callback):
     """Keeps the states of the random generators of all processes in checkpoints. Each
     process draws different numbers. With equal numbers, dropout would be the same in
     all of them.
 
-    If a run resumes within an epoch, it also calls the hooks of the epoch's start,
+    If a run resumes within an epoch, the hooks of the epoch's start are called again,
     which Lightning leaves out. They draw the numbers that the epoch began with.
 
-    epoch_start: The random state before the hooks of this epoch's start. It is empty
-        before the first epoch, and after a resume from an earlier version.
+    resumed: The states of all processes in the checkpoint, until the first epoch
+        starts.
+    epoch_start: The random state before the hooks of this epoch's start.
     """
 
     resumed: list[dict[str, Any]] = []
     epoch_start: dict[str, Any] = {}
 
-    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Find the GPUs of this process, with dp several, and the user's objects that
-        may have generators and hooks."""
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the GPUs of this process. With dp, one process has several."""
+        self.trainer = trainer
         devices = [trainer.strategy.root_device]
         if trainer.world_size == 1:
             devices = devices_of(trainer.strategy)
         self.gpus = [device for device in devices if device.type == "cuda"]
-        self.callbacks = [
-            callback
-            for callback in trainer.callbacks
-            if not type(callback).__module__.startswith("lightbase.")
-        ]
-        self.module = pl_module
-        self.owners = [pl_module, trainer.datamodule, self.callbacks]
-        self.has_hooks = any(
-            is_overridden("on_train_epoch_start", part)
-            for part in (pl_module, *self.callbacks)
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all processes, by rank. All processes call this."""
-        state = random_state(self.gpus, self.owners) | {"epoch_start": self.epoch_start}
-        return {"ranks": gather(state)}
+        return {"ranks": gather(self.state() | {"epoch_start": self.epoch_start})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the saved states until the first epoch starts."""
@@ -113,66 +84,75 @@ class RandomState(Callback):
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-        around_epoch_start(trainer, partial(self.starting_epoch, trainer))
+        replace_epoch_start(trainer, self.begin_epoch)
 
-    @contextlib.contextmanager
-    def starting_epoch(self, trainer: Any) -> Iterator[None]:
-        """Around the start of an epoch: if the run resumes, restore the random state of
-        this process, and repeat what Lightning leaves out.
+    def begin_epoch(self, begin: Callable[[], None]) -> None:
+        """Begin an epoch. If the run resumes, restore the random state of this process,
+        and repeat what Lightning leaves out.
 
         If there are more processes than saved states, the further ones keep their
         random numbers. At the start of an epoch, the loader starts again: torch's
         DataLoader draws its order from the restored state.
+
+        begin: Lightning's function. It calls the hooks on_train_epoch_start, except
+            within an epoch.
         """
-        resumed = {}
-        is_new = epochs_done(trainer) == epochs_begun(trainer)
-        if trainer.global_rank < len(self.resumed):
-            resumed = self.resumed[trainer.global_rank]
-            self.restore(resumed)
-        if self.has_hooks and begin_epoch_within(trainer):
-            state = copy_of_state(trainer)
-            self.epoch_start = resumed.get("epoch_start", {})
-            if self.epoch_start:
-                self.restore(self.epoch_start)
-                self.restore_counts(self.epoch_start)
-            yield
+        is_resumed = bool(self.resumed)
+        is_within = resumes_within_epoch(self.trainer)
+        state = self.state()
+        if self.trainer.global_rank < len(self.resumed):
+            state = self.resumed[self.trainer.global_rank]
+        # until version 0.3 a checkpoint has none
+        epoch_start = state.pop("epoch_start", state)
+        self.epoch_start = state
+        if is_within:
+            self.epoch_start = epoch_start
+        self.restore(self.epoch_start)
+        begin()
+        if is_within:
+            call_epoch_start(self.trainer)
             # what the hooks have changed of this state would count twice
-            restore_state(trainer, state)
-            self.restore(resumed)  # the hooks may have made generators
-        else:
-            if self.has_hooks:
-                self.epoch_start = random_state(self.gpus, self.owners) | self.counts()
-            yield
-            if resumed and is_new:
-                begin_epoch_again(trainer)
+            restore_checkpoint(self.trainer)
+            self.restore(state)
+        elif is_resumed:
+            begin_epoch_again(self.trainer)
         self.resumed = []
 
-    def counts(self) -> dict[str, Any]:
-        """Return a copy of what hooks may count epochs in: the buffers of the module,
-        and the states of callbacks."""
-        buffers = dict(self.module.named_buffers())
-        states = {x.state_key: x.state_dict() for x in self.callbacks}
-        return copy.deepcopy(to_host({"buffers": buffers, "callbacks": states}))  # type: ignore[no-any-return]
-
-    def restore_counts(self, saved: dict[str, Any]) -> None:
-        """Set buffers and callbacks to the result of `counts`."""
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(saved["buffers"].get(name, buffer))
-        for callback in self.callbacks:
-            if callback.state_key in saved["callbacks"]:
-                callback.load_state_dict(saved["callbacks"][callback.state_key])
+    def state(self) -> dict[str, Any]:
+        """Return the state of all random generators of this process."""
+        own = own_generators(self.trainer)
+        states = {name: own[name].get_state() for name in own}
+        return random_state(self.gpus) | {"own": states}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Set all random generators of this process to a state."""
-        restore_random_state(state, self.gpus, self.owners)
+        """Set the random generators of this process to a state. A generator without a
+        saved state is left as it is."""
+        restore_random_state(state, self.gpus)
+        saved = state.get("own", {})  # until version 0.3 there is none
+        for name, generator in own_generators(self.trainer).items():
+            if name in saved:
+                generator.set_state(saved[name])
 
 
-def random_state(gpus: list[torch.device], owners: Any = ()) -> dict[str, Any]:
+def own_generators(trainer: Any) -> dict[str, torch.Generator]:
+    """Return each torch.Generator that is an attribute of a module, of the data module
+    or of a callback, by the names of both."""
+    owners = dict(trainer.lightning_module.named_modules())
+    owners["data"] = trainer.datamodule
+    owners |= {callback.state_key: callback for callback in trainer.callbacks}
+    return {
+        f"{name}.{key}": value
+        for name, owner in owners.items()
+        for key, value in vars(owner).items()
+        if isinstance(value, torch.Generator)
+    }
+
+
+def random_state(gpus: list[torch.device]) -> dict[str, Any]:
     """Return the state of the global random generators of torch, Python and numpy, in a
     form that safe loading accepts.
 
     gpus: The GPUs of CUDA whose generators count, too.
-    owners: Objects whose generators count, too, see `generators_in`.
     """
     name, key, *rest = np.random.get_state(legacy=True)
     state = {
@@ -181,22 +161,18 @@ def random_state(gpus: list[torch.device], owners: Any = ()) -> dict[str, Any]:
         "python": random.getstate(),
         # safe loading allows tensors, but no numpy arrays
         "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],
-        "own": {path: state_of(x) for path, x in generators_in(owners).items()},
     }
     if torch.backends.mps.is_available():  # the GPU of an Apple computer
         state["mps"] = torch.mps.get_rng_state()
     return state
 
 
-def restore_random_state(
-    state: dict[str, Any], gpus: list[torch.device], owners: Any = ()
-) -> None:
-    """Set the random generators to a state.
+def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
+    """Set the global random generators to a state.
 
     state: The result of `random_state`.
     gpus: The GPUs of this process, in the same order. If their number has changed, the
         further GPUs keep their state.
-    owners: See `random_state`. A generator without a saved state is left as it is.
     """
     torch.set_rng_state(state["torch"])
     # the number of GPUs may have changed
@@ -207,53 +183,6 @@ def restore_random_state(
     random.setstate(state["python"])
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
-    own = state.get("own", {})  # earlier versions have none
-    for path, generator in generators_in(owners).items():
-        if path in own:
-            restore_generator(generator, own[path])
-
-
-def generators_in(owner: Any) -> dict[str, Any]:
-    """Return the random generators of torch, Python and numpy in the attributes of an
-    object, at any depth, by their paths, such as ".module.net.noise.generator"."""
-    found = {}
-    waiting = [("", owner)]
-    seen = set()
-    while waiting:
-        path, value = waiting.pop()
-        if id(value) in seen or isinstance(value, NOT_SEARCHED):
-            continue
-        seen.add(id(value))
-        if isinstance(value, GENERATORS):
-            found[path] = value
-        if isinstance(value, list | tuple):
-            value = dict(enumerate(value))
-        elif not isinstance(value, dict):
-            value = getattr(value, "__dict__", {})
-        if len(value) <= MOST_ENTRIES:
-            waiting += [(f"{path}.{name}", part) for name, part in value.items()]
-    return found
-
-
-def state_of(generator: Any) -> Any:
-    """Return the state of a generator, in a form that safe loading accepts."""
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.Generator):
-        state: Any = generator.bit_generator.state
-    else:
-        state = generator.get_state()
-    return apply_to_collection(state, np.ndarray, np.ndarray.tolist)
-
-
-def restore_generator(generator: Any, state: Any) -> None:
-    """Set a generator to the result of `state_of`."""
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
 
 
 def is_epoch_over(trainer: Trainer) -> bool:
@@ -405,8 +334,9 @@ class ResumedOptimizer(Callback):
         schedules = checkpoint["lr_schedulers"]
         # the states of an optimizer have no names, but the positions of the parameters
         saved = checkpoint["state_dict"]
-        names = [name for name, _ in model.named_parameters() if name in saved]
-        if names != [*filter(names.__contains__, saved)]:
+        names = dict(model.named_parameters())
+        in_file = [name for name in saved if name in names]
+        if in_file != [name for name in names if name in saved]:
             raise UserError(
                 "the parameters have another order than in the checkpoint: the "
                 "optimizer would mix up their states",

@@ -7,6 +7,7 @@
 import importlib
 import textwrap
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,9 +21,6 @@ from lightbase.core.errors import UserError, first_line, say
 from lightbase.core.optim import matches, no_such_name
 
 Table = dict[str, Tensor]
-Part = tuple[str, Table]
-"""A part of a file, or of a network, and the tensors that fit, by the network's names.
-"""
 
 
 def load_weights(
@@ -35,7 +33,7 @@ def load_weights(
     "net.", "module." or "backbone.".
 
     path: The file. FILE:NAME takes the part NAME of the file, or fills the part NAME of
-        the network, such as encoder_q.
+        the network, such as encoder_q. The error for several parts has their names.
     is_complete: The file must have all tensors of the network.
     content: The content of the file, if the caller has read it already.
 
@@ -43,30 +41,40 @@ def load_weights(
     fitting tensor of at least one dimension. Raise it also if two parts of the file fit
     equally well, and for tensors that cannot be weights.
     """
-    name = ""
+    wanted = ""
     if ":" in path.name and not path.exists():
-        file, _, name = str(path).rpartition(":")
+        file, _, wanted = str(path).rpartition(":")
         path = Path(file)
     if content is None:
         content = read_weights(path)
     state = net.state_dict()
     tables = tensor_tables(content)
-    parts = [part for key in tables for part in fitting(state, tables[key], key)]
-    if name:
-        parts = [part for part in parts if f".{part[0]}".endswith(f".{name}")]
-    matched = max((tensors for _, tensors in parts), key=len, default={})
+    parts: dict[str, Table] = {"": {}}
+    for key, table in tables.items():
+        for prefix, tensors in fitting(state, table).items():
+            parts[f"{key}.{prefix}".strip(".")] = tensors
+    if wanted:
+        parts = {wanted: parts.get(wanted, {})}
+    most = max(map(len, parts.values()))
+    names = sorted(name for name in parts if len(parts[name]) == most)
+    matched = parts[names[0]]
     unmatched = [name for name in state if name not in matched]
     # A single number, such as BatchNorm's counter, fits any network.
     has_weights = any(tensor.dim() for tensor in matched.values())
     if not has_weights or (is_complete and unmatched):
-        names = [name for table in tables.values() for name in table]
+        in_file = [name for table in tables.values() for name in table]
         raise UserError(
             f"model.weights {path}: no tensor in it fits {type(net).__name__} by name "
             f"and shape for {shortened(unmatched)}",
-            f"the file has {shortened(names) or 'no tensors by name'}",
+            f"the file has {shortened(in_file) or 'no tensors by name'}",
             2,
         )
-    check_choice(path, parts, len(matched))
+    if len(names) > 1 and names[0]:  # the part without a name comes before others
+        raise UserError(
+            f"model.weights {path}: several parts fit equally well: {shortened(names)}",
+            f"name one of them: --model.weights {path}:{names[-1]}",
+            2,
+        )
     check_values(path, state, matched)
     net.load_state_dict(matched, strict=False)
     text = f"Weights: {len(matched)} of {len(state)} tensors are those of {path}"
@@ -75,35 +83,14 @@ def load_weights(
     say(text)
 
 
-def check_choice(path: Path, parts: Sequence[Part], num_fitting: int) -> None:
-    """Raise UserError if several parts fit equally well, with different tensors.
-
-    num_fitting: The number of tensors in the parts that fit best.
-    """
-    names: dict[frozenset[Any], str] = {}
-    for name, tensors in parts:
-        if len(tensors) == num_fitting:
-            ids = frozenset((key, id(tensors[key])) for key in tensors)
-            names.setdefault(ids, name)
-    if len(names) > 1 and "" not in names.values():  # "": names without a prefix
-        raise UserError(
-            f"model.weights {path}: several parts fit equally well: "
-            f"{shortened(names.values())}",
-            f"name one of them: --model.weights {path}:{[*names.values()][-1]}",
-            2,
-        )
-
-
 def check_values(path: Path, state: Table, matched: Table) -> None:
     """Raise UserError for NaN, and for integers in the place of floating-point numbers,
     such as quantised weights without their scale."""
     for name, value in matched.items():
-        has_nan = value.is_floating_point() and value.isnan().any()
         is_other = value.is_floating_point() != state[name].is_floating_point()
-        if has_nan or (is_other and value.dim()):
+        if (is_other and value.dim()) or value.isnan().any():
             raise UserError(
-                f"model.weights {path}: {name} has NaN, or is {value.dtype} for "
-                f"{state[name].dtype}",
+                f"model.weights {path}: {name} has NaN, or is {value.dtype}",
                 "give a file with weights as floating-point numbers",
                 2,
             )
@@ -128,37 +115,30 @@ def tensor_tables(content: Any) -> dict[str, Table]:
     return tables
 
 
-def fitting(state: Table, table: Table, key: str) -> list[Part]:
-    """Return the parts of a table that fit a network by name and shape: tensors by the
-    network's names.
-
-    In each part the same prefix is removed from the names of the file, or added to
-    them.
+def fitting(state: Table, table: Table) -> dict[str, Table]:
+    """Return the tensors of a file that fit a network by name and shape: by prefix, and
+    then by the network's names. The prefix is removed from the names of the file or
+    added to them.
 
     state: The tensors of the network by name.
     table: The tensors of the file by name.
-    key: The name of the table.
     """
-    pairs = {("", "")}
-    for name in state:
-        pairs |= {("", x) for x in prefixes(name) if name.removeprefix(x) in table}
-    for name in table:
-        pairs |= {(x, "") for x in prefixes(name) if name.removeprefix(x) in state}
-    parts = []
-    for old, new in sorted(pairs):
-        matched = {}
-        for name, value in table.items():
-            renamed = new + name.removeprefix(old)
-            if renamed in state and state[renamed].shape == value.shape:
-                matched[renamed] = value
-        parts.append((f"{key}.{old}{new}".strip("."), matched))
+    parts: dict[str, Table] = defaultdict(dict)
+    for name in state | table:
+        for prefix in prefixes(name):
+            rest = name.removeprefix(prefix)
+            for old, new in ((name, rest), (rest, name)):
+                is_there = old in table and new in state
+                if is_there and table[old].shape == state[new].shape:
+                    parts[prefix][new] = table[old]
     return parts
 
 
 def prefixes(name: str) -> list[str]:
-    """Return the beginnings of a dotted name, of one and two parts: "a." and "a.b." for
-    a.b.c.weight."""
-    return [*accumulate(f"{part}." for part in name.split(".")[:-1])][:2]
+    """Return the beginnings of a dotted name, of at most two parts: "", "a." and "a.b."
+    for a.b.c.weight."""
+    parts = [f"{part}." for part in name.split(".")[:-1]]
+    return ["", *accumulate(parts[:2])]
 
 
 def shortened(names: Iterable[str]) -> str:

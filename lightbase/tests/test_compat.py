@@ -24,7 +24,6 @@ class Counts(Callback):
         if compat.batch_index(trainer) == 8 and trainer.current_epoch == 1:
             self.counts = [
                 compat.num_batches(trainer),
-                compat.epochs_begun(trainer),
                 compat.epochs_done(trainer),
                 compat.logged_step(trainer),
             ]
@@ -45,7 +44,7 @@ def test_the_counters_of_the_loop_and_of_its_state() -> None:
         callbacks=[counts],
     )
     trainer.fit(PlainModule(), PlainData())  # 19 batches, 10 steps an epoch
-    assert counts.counts == [19 + 9, 2, 1, 10 + 4]
+    assert counts.counts == [19 + 9, 1, 10 + 4]
     saved = counts.state
     epochs = compat.saved_epochs(saved)["current"]
     assert (epochs["ready"], epochs["processed"]) == (2, 1)

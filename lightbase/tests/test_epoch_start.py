@@ -1,9 +1,9 @@
 """A resume within an epoch: what the hooks of the epoch's start have set is there again,
-and generators of the user's own go on. The weights are those of an uninterrupted run.
+and each torch.Generator of the user goes on. The weights are those of an uninterrupted
+run.
 """
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from stops import Terminate
 from torch import Tensor, nn
 from written import checkpoint, equal, weights
 
-from lightbase.core.state import generators_in, restore_generator, state_of
-
 HERE = "test_epoch_start"
 
 
@@ -33,8 +31,8 @@ class Scaled(Classifier):
 
 
 class Curriculum(Scaled):
-    """Draws an unsaved factor in each epoch. Counts epochs in a buffer, in the
-    checkpoint and in the options of the optimizer."""
+    """Draws an unsaved factor in each epoch, and changes what the checkpoint holds: a
+    buffer, weights, and options of the optimizer."""
 
     num_epochs = 0
 
@@ -49,7 +47,6 @@ class Curriculum(Scaled):
         self.factor = self.base + self.current_epoch + random.random()
         self.factor += float(torch.rand(())) + np.random.rand()
         self.count += 1
-        self.factor += float(self.count)
         self.log("factor", self.factor)
         self.num_epochs += 1
         self.optimizers().param_groups[0]["lr"] *= 0.7
@@ -64,14 +61,14 @@ class Curriculum(Scaled):
 
 
 class SetsFactor(Callback):
-    """Sets the factor of the module, and has a state of its own."""
+    """Sets the factor of the module, and has a state."""
 
     def __init__(self) -> None:
         self.factors: list[float] = []
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.factors.append(1.0 + len(self.factors) + float(torch.rand(())))
-        pl_module.factor = self.factors[-1]
+        pl_module.factor = 1.0 + trainer.current_epoch + float(torch.rand(()))
+        self.factors.append(pl_module.factor)
 
     def state_dict(self) -> dict[str, Any]:
         return {"factors": self.factors}
@@ -89,32 +86,28 @@ class SetsByFunction(LambdaCallback):
 
 
 class Noise(nn.Module):
-    """Adds noise of its own generator, one for each bit generator of numpy, too."""
+    """Adds noise of its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(3)
-        kinds = (np.random.MT19937, np.random.Philox, np.random.SFC64, np.random.PCG64)
-        self.others = [np.random.Generator(kind(5)) for kind in kinds]
 
     def forward(self, x: Tensor) -> Tensor:
-        noise = sum(float(other.normal()) for other in self.others)
-        return x + noise + torch.randn(x.shape, generator=self.generator)
+        return x + torch.randn(x.shape, generator=self.generator)
 
 
 class OwnGenerators(Scaled):
-    """Has a generator in a layer, in an object, and one that the start makes."""
+    """Has a generator in a layer, and one that the start makes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.net.layers.insert(0, Noise())
-        self.helper = SimpleNamespace(numbers={"a": random.Random(1)})
 
     def on_train_start(self) -> None:
-        self.late = np.random.RandomState(4)
+        self.late = torch.Generator().manual_seed(4)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.factor = self.helper.numbers["a"].random() + self.late.rand()
+        self.factor = float(torch.rand((), generator=self.late))
         return super().training_step(batch, batch_idx)
 
 
@@ -131,11 +124,11 @@ class Draws(Callback):
     """Its generator begins each epoch anew, and the hook draws from it."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.rng = np.random.default_rng(trainer.current_epoch)
-        self.rng.random()
+        self.rng = torch.Generator().manual_seed(trainer.current_epoch)
+        torch.rand((), generator=self.rng)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        pl_module.factor = self.rng.random()
+        pl_module.factor = float(torch.rand((), generator=self.rng))
 
 
 class Accumulates(GradientAccumulationScheduler):
@@ -172,18 +165,3 @@ def test_a_resume_within_an_epoch_ends_with_the_weights_of_an_uninterrupted_run(
     assert found.get("num_epochs") == expected.get("num_epochs")
     key = "SetsFactor"
     assert found["callbacks"].get(key) == expected["callbacks"].get(key)
-
-
-def test_generators_are_found_and_go_on() -> None:
-    owner = SimpleNamespace(
-        a=torch.Generator(), b=[random.Random(0), {"c": np.random.default_rng(0)}]
-    )
-    owner.itself, owner.data = owner, [random.Random(0)] * 20_000
-    owner.system, owner.kind = random.SystemRandom(), random.Random
-    found = generators_in(owner)
-    assert found.keys() == {".a", ".b.0", ".b.1.c"}
-    states = {path: state_of(found[path]) for path in found}
-    before = owner.b[0].random(), owner.b[1]["c"].random()
-    for path in found:
-        restore_generator(found[path], states[path])
-    assert (owner.b[0].random(), owner.b[1]["c"].random()) == before

@@ -105,7 +105,7 @@ def flat(tables: dict[str, Any]) -> dict[str, Tensor]:
     [
         (two("ema_model", "model"), "model"),
         (flat(two("encoder_k", "encoder_q")), "encoder_q"),
-        ({"state_dict": flat(two("student", "teacher"))}, "teacher"),
+        ({"state_dict": flat(two("student", "teacher"))}, "state_dict.teacher"),
         ({"model": flat(two("a.net", "b.net"))}, "model.b.net"),
     ],
 )
@@ -135,9 +135,7 @@ def test_averaged_weights_and_equal_names_count_before_others(tmp_path: Path) ->
     contents = (
         {"state_dict": source(), "current_model_state": two("a", "b")["b"]},
         source() | flat({"ema": two("a", "b")["b"]}),
-        {"model": source(), "state_dict": source()},
     )
-    contents[2]["state_dict"] = contents[2]["model"]
     for content in contents:
         torch.save(content, tmp_path / "w.pth")
         assert equal(loaded(tmp_path / "w.pth"), source())
@@ -164,8 +162,8 @@ def test_the_time_for_many_tensors_grows_with_their_number() -> None:
     state = {name: torch.ones(1) for name in names}
     table = {f"model.{name}": torch.ones(1) for name in names}
     with time_limit(20):
-        sizes = {name: len(part) for name, part in fitting(state, table, "")}
-    assert sizes == {"": 0, "model": 20_000}
+        (part,) = fitting(state, table).values()
+    assert part.keys() == state.keys()
 
 
 def test_a_file_of_somebody_else_with_endless_values_is_refused(tmp_path: Path) -> None:
