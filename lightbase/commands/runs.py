@@ -137,7 +137,6 @@ def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
             }
         if "best" in progress:
             measured["best " + progress["monitor"]] = progress["best"]
-            ("min", "max").index(progress["mode"])
         for key in sorted(metrics):
             if with_test and key.startswith("test/") and key != "test/num_samples":
                 measured[key] = metrics[key]
@@ -245,7 +244,7 @@ def as_groups(runs: Runs) -> Rows:
     deviation of each metric of the finished ones. All rows have the same columns.
 
     Of several runs of one training, such as two starts with one seed, the newest
-    finished one counts. A line says how many do not count.
+    finished one counts.
     """
     from lightbase.extras.spread import spread
 
@@ -268,14 +267,12 @@ def as_groups(runs: Runs) -> Rows:
 
 def without_repeats(runs: Runs) -> Runs:
     """Return the runs of a setting, each training once. Runs without a seed stay."""
-    kept: dict[Any, RunInfo] = {}
+    kept: dict[str, RunInfo] = {}
     for run in sorted(runs, key=lambda run: run.results["status"] == "finished"):
-        seed, *others = map(run.settings.get, REPEATED)
-        kept[seed, *others, run.folder if seed is None else None] = run
-    if len(kept) < len(runs):
-        num, name = len(runs) - len(kept), printable(runs[0].results["name"])
-        note = f"Note: {num} runs of the setting of {name} do not count: a newer one"
-        print(f"{note} has the same seed", file=sys.stderr)
+        key: Any = [run.settings.get(name) for name in REPEATED]
+        if key[0] is None:
+            key = run.folder
+        kept[str(key)] = run
     return list(kept.values())
 
 

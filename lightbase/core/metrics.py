@@ -6,7 +6,6 @@ sums of the means, the value of a metric as numbers, and the names of the curves
 
 import contextlib
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,12 +34,6 @@ TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 COUNTED = "counted targets"
 """The name of a value that is no curve: the share of the targets that the loss does not
 ignore. The loss is weighted by it."""
-MAY_BE_UNDEFINED = re.compile(
-    "R2Score|CorrCoef|ExplainedVariance|RelativeSquared|AUC|AUROC|EER|AveragePrecision"
-)
-"""Metrics of torchmetrics that need several samples, or samples of several classes."""
-UNDEFINED = re.compile("No (positive|negative) samples|variance .* is close to zero")
-"""Warnings of torchmetrics about a value that means nothing."""
 
 
 class Accumulator:
@@ -206,7 +199,7 @@ class Accumulator:
 
         reduce: A function that returns the sum of a tensor over all processes.
 
-        A metric that is not defined for the samples of a point of train/ is NaN there.
+        A metric that is not defined for a single sample is NaN in a point of train/.
 
         Raise UserError if a classification metric got targets that are no class
         numbers, or if two values have one name.
@@ -232,12 +225,12 @@ class Accumulator:
             # some metrics look at the outputs only here
             problem = f"{name} cannot be computed from these outputs"
             with short_metric_errors(metric, problem):
-                if self.prefix == "train/" and MAY_BE_UNDEFINED.search(
-                    type(metric).__name__
-                ):
-                    value = defined_value(metric, total[-1])
-                else:
+                try:
                     value = metric.compute()
+                except ValueError:
+                    if self.prefix != "train/" or total[-1] > 1:
+                        raise
+                    value = total.new_tensor(torch.nan)  # R2 of one sample
             parts = numbers(f"{self.prefix}{name}", value, self.classes)
             for curve, part in parts.items():
                 if curve in curves:
@@ -311,20 +304,6 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([(values * weights).sum(0), num_samples])
 
 
-def defined_value(metric: Metric, num_samples: Any) -> Any:
-    """Return the value of a metric, with NaN if it is not defined: there are fewer than
-    two samples, or torchmetrics warns that the value means nothing."""
-    if num_samples < 2:
-        return torch.tensor(torch.nan)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        value = metric.compute()
-    if any(UNDEFINED.search(str(warning.message)) for warning in caught):
-        # not left out: only the first process warns, and all log the same curves
-        value = map_tensors(lambda x: torch.full_like(x.float(), torch.nan), value)
-    return value
-
-
 def num_outside(metric: Metric, targets: Tensor) -> Any:
     """Return how many targets are neither classes of a metric nor ignored by it. It is
     0 for a metric that checks its targets itself.
@@ -332,10 +311,9 @@ def num_outside(metric: Metric, targets: Tensor) -> Any:
     targets: Integers of any shape.
     """
     options = vars(metric)
-    if options.get("validate_args", True) or "Multiclass" not in type(metric).__name__:
+    if options.get("validate_args", True) or not options.get("num_classes"):
         return 0
-    num_classes = options["num_classes"] or torch.inf
-    is_outside = (targets < 0) | (targets >= num_classes)
+    is_outside = (targets < 0) | (targets >= options["num_classes"])
     return (is_outside & (targets != options["ignore_index"])).sum()
 
 

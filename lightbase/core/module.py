@@ -5,7 +5,7 @@ A subclass writes the steps, and calls `track` in them: read `BaseModule` and it
 the other methods.
 """
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
@@ -219,10 +219,10 @@ class BaseModule(LightningModule):
         a name. Call this once in each step. `Curves` writes the points.
 
         A point is a mean over samples, so each batch counts with its number of samples:
-        the length of `targets`, else of `outputs`, else of the inputs of the batch. If
-        this is a list or tuple, it may hold samples, or tensors with a row for each
-        sample: the others decide. The loss of a validation or test counts with its
-        number of targets that are not ignored.
+        the length of the first tensor of `targets`, `outputs` and the inputs of the
+        batch. Without a tensor it is the length of a list, or of the first tensor in a
+        tuple. The loss of a validation or test counts with its number of targets that
+        are not ignored.
 
         loss: The mean over the batch, a tensor with one number. It is the curve
             stage/loss.
@@ -250,19 +250,14 @@ class BaseModule(LightningModule):
                 # new_full fills on the GPU: copying a number there would wait
                 value = loss.new_full((), value)
             means[name] = value.to(loss)
-        if isinstance(targets, Tensor) and targets.dim():
-            num = len(targets)
-        else:
-            num = num_samples(targets, outputs, newest_batch(self.trainer))
+        num = num_samples(targets, outputs, newest_batch(self.trainer))
         sums.add(num, means, outputs, targets)
 
     def ignored_target(self) -> int | None:
         """Return the target that metrics and pictures have to ignore: the
         `ignore_index` of the loss, else of a metric. Without any it is -100, which
         torch's functions ignore, or None for a loss of torch that ignores nothing."""
-        parts = [self.criterion, *collection(self.metrics).values()]
-        modules = nn.ModuleList(x for x in parts if isinstance(x, nn.Module))
-        for part in modules.modules():
+        for part in (*self.modules(), *collection(self.metrics).modules()):
             index = vars(part).get("ignore_index")
             if isinstance(index, int):
                 return index
@@ -379,36 +374,23 @@ class BaseModule(LightningModule):
         )
 
 
-def possible_sizes(values: Any) -> set[int]:
-    """Return how many samples `values` may have: the length of a tensor, or of a dict's
-    first value. A list or tuple has either a sample in each entry, or entries that have
-    a row for each sample; dicts in it are samples. Values without a length give an
-    empty set."""
-    if isinstance(values, dict):
-        return possible_sizes(next(iter(values.values()), None))
-    if isinstance(values, Tensor):
-        return {*values.shape[:1]}
-    if isinstance(values, str) or not isinstance(values, Sized):
-        return set()
-    sizes = {len(values)}
-    if isinstance(values, list | tuple) and values:
-        inner = [set() if isinstance(x, dict) else possible_sizes(x) for x in values]
-        sizes |= set.intersection(*inner)
-    return sizes
-
-
 def num_samples(targets: Any, outputs: Any, batch: Any) -> int:
-    """Return the number of samples: a size that targets, outputs and inputs may all
-    have, as far as they tell. If several are left, the entries of a tuple are no
-    samples, unless there is one entry. Without any size it is 1."""
-    sizes: set[int] = set()
-    parts = inputs_of(batch), outputs, targets
+    """Return the number of samples: the length of the first tensor of targets, outputs
+    and inputs. If none of them is a tensor, a tuple of tensors has a row for each
+    sample, and another tuple or list has an entry. Without any of them it is 1."""
+    parts = []
+    for values in (targets, outputs, inputs_of(batch)):
+        while isinstance(values, dict):
+            values = next(iter(values.values()), None)
+        if isinstance(values, Tensor) and values.dim():
+            return len(values)
+        parts.append(values)
     for values in parts:
-        other = possible_sizes(values)
-        sizes = (sizes & other) or other or sizes
-    if len(sizes) > 1 and 1 not in sizes:
-        sizes -= {len(x) for x in parts if isinstance(x, list | tuple)}
-    return min(sizes, default=1)
+        if isinstance(values, tuple) and isinstance(values[0], Tensor):
+            return len(values[0])
+        if isinstance(values, list | tuple):
+            return len(values)
+    return 1
 
 
 def has_named_optimizer(model: LightningModule) -> TypeGuard[BaseModule]:

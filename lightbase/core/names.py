@@ -4,7 +4,6 @@ A setting has the name of its flag: "model.net.sizes" for --model.net.sizes. A m
 has the name of its curve: "val/acc".
 """
 
-import math
 import re
 from typing import Any
 
@@ -24,11 +23,8 @@ WITHOUT_EFFECT = (
 # the last words of metrics' names that tell which values are better
 LOWER_IS_BETTER = re.compile("loss|error|err|mae|mse|rmse|nll|perplexity")
 HIGHER_IS_BETTER = re.compile(
-    "acc|accuracy|f1|auc|auroc|precision|recall|iou|dice|r2|map|psnr"
+    r"acc|accuracy|top\d+|f1|auc|auroc|precision|recall|iou|dice|r2|map|psnr"
 )
-# the last words of metrics' names that tell the values a metric can have
-SHARE = re.compile(r"acc(uracy)?|top\d+|f1|auc|auroc|precision|recall|iou|dice|map")
-AT_LEAST_0 = re.compile("mae|mse|rmse|perplexity")
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
@@ -56,25 +52,9 @@ def better_by_name(metric: str) -> str | None:
 
     Only the last word counts: "max" for val/top5_acc, "min" for val/mean_error.
     """
-    word = last_word(metric)
+    word = metric.rpartition("/")[2].lower().rpartition("_")[2]
     if LOWER_IS_BETTER.fullmatch(word):
         return "min"
     if HIGHER_IS_BETTER.fullmatch(word):
         return "max"
     return None
-
-
-def bounds_by_name(metric: str) -> tuple[float, float]:
-    """Return the lowest and the highest value that a metric can have, as far as its
-    name tells: 0 and 1 for val/acc."""
-    word = last_word(metric)
-    if SHARE.fullmatch(word):
-        return 0.0, 1.0
-    if AT_LEAST_0.fullmatch(word):
-        return 0.0, math.inf
-    return -math.inf, math.inf
-
-
-def last_word(metric: str) -> str:
-    """Return the last word of a metric's name, such as "acc" for val/top5_acc."""
-    return metric.rpartition("/")[2].lower().rpartition("_")[2]

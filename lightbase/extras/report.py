@@ -4,8 +4,8 @@ class, and which classes the network mixes up."""
 import copy
 import math
 import re
-from collections.abc import Sequence
-from functools import cached_property
+import warnings
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,28 @@ import torch
 from lightning import Callback
 from scipy import stats
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 
 from lightbase.core.batches import seeded_order, to_host
 from lightbase.core.curves import gather
 from lightbase.core.data import BaseDataModule
 from lightbase.core.errors import UserError, say
 from lightbase.core.files import relative_to_cwd, write_whole
-from lightbase.core.metrics import Accumulator, defined_value, numbers, sees_batches
+from lightbase.core.metrics import Accumulator, numbers, sees_batches
 from lightbase.core.module import BaseModule
 from lightbase.core.predictions import MISFITS, class_names, columns_of, confusion
 from lightbase.core.splits import as_groups
 from lightbase.core.tables import as_csv, as_table
+from lightbase.extras.spread import QUANTILE, spread
 
 TASKS = ("multiclass", "multilabel", "segmentation")
 """The tasks that have classes or labels."""
-QUANTILE = 0.975
-"""Of a distribution: 2.5 % lie beyond each end of an interval."""
 MAX_OUTPUTS = 2**14
 """Samples with more outputs, such as large masks, are not kept for the intervals."""
 MANY_PARTS = 1000
 FEW_PARTS = 100
 """How many parts of the test set are left out, one after the other: of a metric whose
-states are sums over samples, and of others."""
+states are sums over samples, and of one that keeps all samples."""
 SIGNED = re.compile("Kappa|Matthews|Kendall|ExplainedVariance|Cosine")
 """Metrics of torchmetrics between -1 and 1. Their plot_lower_bound is 0."""
 
@@ -65,121 +64,90 @@ def class_counts(
     return confusion(true, predicted, max(2, outputs.shape[1]))
 
 
-class MeanLoss(Metric):
+class MeanLoss(MeanMetric):
     """The mean of a loss over samples."""
-
-    total: Tensor
-    num: Tensor
-    full_state_update = False
 
     def __init__(self, criterion: Any) -> None:
         super().__init__()
+        self.set_dtype(torch.float64)
         self.criterion = criterion
-        self.add_state("total", torch.zeros((), dtype=torch.float64))
-        self.add_state("num", torch.tensor(0))
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.total = self.total + self.criterion(outputs, targets) * len(targets)
-        self.num = self.num + len(targets)
-
-    def compute(self) -> Any:
-        return self.total / self.num
+    def update(self, outputs: Tensor, targets: Tensor) -> None:  # type: ignore[override]
+        super().update(self.criterion(outputs, targets), len(targets))
 
 
-class Resamples:
-    """Computes a metric on other samples than those of the test.
+def values_without_parts(
+    means: Accumulator,
+    name: str,
+    metric: Metric,
+    samples: tuple[Tensor, Tensor],
+    parts: list[Tensor],
+) -> list[dict[str, float]]:
+    """Return the values of a metric by curve: for all samples, and then without each
+    part. Curves that are not defined are left out.
+
+    The states of the metric have to be sums, or lists of batches.
 
     means: The accumulator of the test, which names the curves.
-    name, metric: The metric, which is changed.
-    outputs, targets: All samples of the test, on the CPU.
-    groups: The group of each sample, int64 (N,), or None.
-    values: The value on all samples by curve.
-    is_sum: Whether the states of the metric are sums over samples. Then leaving out a
-        few samples takes the time of the few.
+    samples: All outputs and targets.
+    parts: The positions of the samples of each part.
     """
-
-    def __init__(
-        self,
-        means: Accumulator,
-        name: str,
-        metric: Metric,
-        outputs: Tensor,
-        targets: Tensor,
-        groups: Any,
-    ) -> None:
-        self.means, self.name, self.metric = means, name, metric
-        self.outputs, self.targets, self.groups = outputs, targets, groups
-        rows = torch.arange(len(targets))
-        halves = [self.states(half, targets) for half in rows.chunk(2)]
+    states = []
+    for rows in parts:
         metric.reset()
-        self.start = copy.deepcopy([*metric.metric_state.values()])
-        self.total = self.states(rows, targets)
-        self.values = self.computed()
-        self.is_sum = all(map(is_sum, self.start, self.total, *halves))
-
-    def states(self, rows: Tensor, targets: Tensor) -> list[Any]:
-        """Return the states of the metric for the samples at these positions."""
-        self.metric.reset()
-        self.means.update(self.name, self.metric, self.outputs[rows], targets[rows])
-        return [*self.metric.metric_state.values()]
-
-    def computed(self) -> dict[str, float]:
-        """Return the value by curve. It is NaN if the metric is not defined."""
-        name = f"{self.means.prefix}{self.name}"
-        parts = numbers(name, defined_value(self.metric, 2), self.means.classes)
-        return {curve: float(x) for curve, x in parts.items() if np.ndim(x) == 0}
-
-    def parts(self, largest: int) -> Sequence[Tensor]:
-        """Return the positions of the samples of each group, or of each sample. If
-        there would be more than `largest` parts, each has several."""
-        if self.groups is None:  # shuffled, because data may be periodic
-            return seeded_order(len(self.targets), 0).chunk(largest)
-        ids = torch.as_tensor(self.groups) % largest
-        return [(ids == i).nonzero()[:, 0] for i in ids.unique()]
-
-    def without_parts(self) -> list[dict[str, float]]:
-        """Return the values by curve without each part of the samples."""
-        values = []
-        for rows in self.parts(MANY_PARTS if self.is_sum else FEW_PARTS):
-            if self.is_sum:
-                left_out = self.states(rows, self.targets)
-                for i, name in enumerate(self.metric.metric_state):
-                    state = self.total[i] - left_out[i] + self.start[i]
-                    setattr(self.metric, name, state)
-            else:
-                is_left = torch.ones(len(self.targets), dtype=torch.bool)
-                self.states(is_left.index_fill(0, rows, False), self.targets)
-            values.append(self.computed())
-        return values
-
-    @cached_property
-    def with_mistakes(self) -> list[dict[str, float]]:
-        """The values by curve if a group or sample had the targets of another class,
-        for at most FEW_PARTS of them."""
-        num_classes = 2
-        if self.outputs.dim() > self.targets.dim():
-            num_classes = max(2, self.outputs.shape[1])
-        others = (self.targets + 1) % num_classes
-        values = []
-        for rows in self.parts(FEW_PARTS):
-            if self.groups is None:
-                rows = rows[:1]
-            targets = self.targets.clone()
-            targets[rows] = others[rows]
-            self.states(torch.arange(len(targets)), targets)
-            values.append(self.computed())
-        return values
+        means.update(name, metric, samples[0][rows], samples[1][rows])
+        states.append({key: copy.copy(x) for key, x in metric.metric_state.items()})
+    metric.compute_with_cache = False
+    for key, first in states[0].items():
+        setattr(metric, key, sum([state[key] for state in states[1:]], first))
+    totals = metric.metric_state
+    values = [defined_values(means, name, metric)]
+    for state in states:
+        for key, total in totals.items():
+            setattr(metric, key, without(state[key], total))
+        values.append(defined_values(means, name, metric))
+    return values
 
 
-def is_sum(start: Any, total: Any, *parts: Any) -> bool:
-    """Return whether a state of a metric is the sum of its values on two parts."""
-    if not isinstance(total, Tensor):
-        return False
-    return torch.allclose(sum(parts).double(), (total + start).double(), rtol=1e-4)
+def without(part: Any, total: Any) -> Any:
+    """Return a state of a metric without the state of a part of the samples."""
+    if isinstance(total, Tensor):
+        return total - part
+    left_out = {id(batch) for batch in part}
+    return [batch for batch in total if id(batch) not in left_out]
+
+
+def defined_values(means: Accumulator, name: str, metric: Metric) -> dict[str, float]:
+    """Return the value of a metric by curve. Return nothing if torchmetrics warns that
+    the value means nothing."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    for warning in caught:
+        if str(warning.message).startswith(("No positive", "No negative")):
+            return {}
+    curves = numbers(f"{means.prefix}{name}", value, means.classes)
+    return {curve: float(x) for curve, x in curves.items() if np.ndim(x) == 0}
+
+
+def parts_of(metric: Metric, num: int, groups: Any) -> list[Tensor]:
+    """Return the positions of the samples of each group, or of each sample. If there
+    would be too many parts, each has several."""
+    if groups is None:
+        groups = seeded_order(num, 0)  # data may be periodic
+    largest = MANY_PARTS
+    if any(isinstance(state, list) for state in metric.metric_state.values()):
+        largest = FEW_PARTS
+    ids = torch.as_tensor(groups) % largest
+    return [(ids == i).nonzero()[:, 0] for i in ids.unique()]
 
 
 def intervals(
-    module: BaseModule, outputs: Tensor, targets: Tensor, groups: Any = None
+    module: BaseModule,
+    outputs: Tensor,
+    targets: Tensor,
+    support: Tensor,
+    groups: Any = None,
 ) -> dict[str, tuple[float, float]]:
     """Return {curve: (low, high)}, the 95 % intervals of the loss and the metrics.
 
@@ -190,66 +158,73 @@ def intervals(
     have no interval.
 
     outputs, targets: All samples of the test, on the CPU.
+    support: How many samples or pixels each class has.
     groups: The group of each sample, int64 (N,), or None.
     """
     means = module.curves_callback.means["test"]
     ends: dict[str, tuple[float, float]] = {}
     metrics = [("loss", MeanLoss(module.criterion)), *means.metrics.items()]
     for name, metric in metrics:
-        if sees_batches(metric) or "CalibrationError" in type(metric).__name__:
+        kind = type(metric).__name__
+        if sees_batches(metric) or "CalibrationError" in kind:
             continue
+        parts = parts_of(metric, len(targets), groups)
+        num, freedom = len(targets), math.inf
+        if groups is not None:
+            num, freedom = len(parts), len(parts) - 1
         metric = metric.clone().cpu()
         metric.distributed_available_fn = lambda: False  # this process has all samples
         try:
-            samples = Resamples(means, name, metric, outputs, targets, groups)
+            values = values_without_parts(
+                means, name, metric, (outputs, targets), parts
+            )
         except (ValueError, *MISFITS):
             ends[f"{means.prefix}{name}"] = (math.nan, math.nan)
             continue
-        values = samples.without_parts()
-        for curve in samples.values:
-            left_out = np.array([x.get(curve, math.nan) for x in values])
-            ends[curve] = interval(samples, curve, left_out)
+        size = num
+        if "Accuracy" not in kind or vars(metric).get("average", "micro") != "micro":
+            size = min([num, *support[support > 0].tolist()])
+        for curve, value in values[0].items():
+            left_out = [x[curve] for x in values[1:] if curve in x]
+            if len(left_out) < len(parts):
+                say(
+                    f"{curve} is not defined without some samples: its interval leaves "
+                    f"out {len(parts) - len(left_out)} of {len(parts)} parts of the "
+                    "test"
+                )
+            ends[curve] = interval(metric, value, np.array(left_out), size, freedom)
     return ends
 
 
-def interval(samples: Resamples, curve: str, left_out: Any) -> tuple[float, float]:
-    """Return the interval of one curve.
+def interval(
+    metric: Metric, value: float, left_out: Any, size: float, freedom: float
+) -> tuple[float, float]:
+    """Return the interval of one value of a metric.
 
     A metric between two bounds has the interval of `wilson` for the number of samples
-    to which its standard error belongs. For an accuracy this is their true number. If
-    no sample changes the value, as for an F1 of 1, the number follows from the changes
-    by mistakes. Other metrics have the interval of `mean_interval`.
+    to which its standard error belongs. For an accuracy this is their true number.
+    Other metrics have Student's interval.
 
     left_out: The values without each part of the samples, an array.
+    size: The number of samples for `wilson` if no part changes the value, as for an F1
+        of 1.
+    freedom: The degrees of freedom of the standard error.
     """
-    value = samples.values[curve]
-    defined = left_out[~np.isnan(left_out)]
-    num = len(defined)
-    if math.isnan(value) or num < 2:
+    num = len(left_out)
+    if num < 2:
         return math.nan, math.nan
-    if num < len(left_out):
-        say(
-            f"{curve} is not defined without some samples: its interval leaves out "
-            f"{len(left_out) - num} of {len(left_out)} parts of the test"
-        )
-    kind = type(samples.metric)
-    low, high = kind.plot_lower_bound, kind.plot_upper_bound
-    if SIGNED.search(kind.__name__):
+    low, high = type(metric).plot_lower_bound, type(metric).plot_upper_bound
+    if SIGNED.search(type(metric).__name__):
         low = -1.0
     if low is None or high is None or not low <= value <= high:
-        return mean_interval(num * value - (num - 1) * defined)
+        mean = spread(num * value - (num - 1) * left_out)
+        return mean.low, mean.high
     width = high - low
     share = (value - low) / width
-    variance = np.var(defined / width) * (num - 1)
-    if np.ptp(defined) > 1e-6 * width:
+    if np.ptp(left_out) > 1e-6 * width:
+        variance = np.var(left_out / width) * (num - 1)
         size = share * (1 - share) / variance + 1
-    else:
-        changes = np.abs([x[curve] - value for x in samples.with_mistakes]) / width
-        size = np.nansum(changes) / max(np.nansum(changes**2), 1e-12)
-    freedom = math.inf
-    if samples.groups is not None:
-        freedom = num - 1
-    first, last = wilson(share, float(size), freedom)
+    first, last = wilson(share, size, freedom)
     return low + width * first, low + width * last
 
 
@@ -266,20 +241,6 @@ def wilson(share: float, num: float, freedom: float = math.inf) -> tuple[float, 
     middle = 2 * num * share + square
     width = 2 * (num + square)
     return (middle - radius) / width, (middle + radius) / width
-
-
-def mean_interval(values: Any) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of values: Student's. If no value is
-    negative, it is Student's for the logarithm of the mean, because losses are skewed.
-
-    values: An array (n,), n at least 2.
-    """
-    mean = float(np.mean(values))
-    radius = float(stats.sem(values) * stats.t.ppf(QUANTILE, len(values) - 1))
-    if mean > 0 and min(values) >= -1e-6 * mean:  # 0 but for rounding
-        factor = math.exp(radius / mean)
-        return mean / factor, mean * factor
-    return mean - radius, mean + radius
 
 
 def groups_of_test(data: Any, num: int) -> Any:
@@ -343,24 +304,24 @@ class ClassReport(Callback):
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the files, and fill `lines`; only the first process does."""
         counts = sum(gather(self.counts.cpu()))
-        columns: list[Tensor] = []
-        if self.batches:  # rank r of n has the samples r, r + n, r + 2 n, ...
-            outputs, targets = map(torch.cat, zip(*self.batches, strict=True))
-            places = torch.arange(len(targets)) * trainer.world_size
-            columns = [outputs, targets, places + trainer.global_rank]
-        ranks = gather(columns)
+        batches = [*chain(*gather(self.batches))]
         if not trainer.is_global_zero:
             return
+        scores = class_scores(pl_module.task, counts)
         table: list[Any] = [("metric", "value", "95 % from", "to")]
-        if columns:
-            outputs, targets, places = map(torch.cat, zip(*ranks, strict=True))
-            order = places.argsort()
-            groups = groups_of_test(trainer.datamodule, len(order))
-            ends = intervals(pl_module, outputs[order], targets[order], groups)
+        if batches:
+            outputs, targets = map(torch.cat, zip(*batches, strict=True))
+            num, step = len(targets), trainer.world_size
+            # rank r of n has the samples r, r + n, r + 2 n, ...
+            places = [torch.arange(rank, num, step) for rank in range(step)]
+            order = torch.cat(places).argsort()
+            groups = groups_of_test(trainer.datamodule, num)
+            ends = intervals(
+                pl_module, outputs[order], targets[order], scores["support"], groups
+            )
             for name, (low, high) in ends.items():
                 table.append((name, trainer.callback_metrics[name].item(), low, high))
         write_whole(self.folder / "intervals.csv", as_csv(table))
-        scores = class_scores(pl_module.task, counts)
         num = counts.shape[1]
         names = class_names(trainer.datamodule, num)[:num]
         if pl_module.task != "multilabel":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from lightbase.core.names import bounds_by_name
+from lightbase.core.names import better_by_name
 from lightbase.core.tables import as_text
 
 QUANTILE = 0.975
@@ -74,8 +74,8 @@ class Difference:
 def spread(values: Sequence[float], metric: str = "") -> Spread:
     """Return the mean and the spread of at least one value.
 
-    metric: The name of the metric. The interval stays within the bounds that the name
-        tells, unless a value is beyond them.
+    metric: The name of the metric. If it is known, the interval is not below 0, and of
+        a metric whose largest value is best not above 1, unless a value is.
     """
     n = len(values)
     mean = float(np.mean(values))
@@ -84,9 +84,11 @@ def spread(values: Sequence[float], metric: str = "") -> Spread:
     deviation = float(np.std(values, ddof=1))
     radius = deviation / math.sqrt(n) * float(stats.t.ppf(QUANTILE, n - 1))
     low, high = mean - radius, mean + radius
-    lowest, highest = bounds_by_name(metric)
-    if lowest <= min(values) and max(values) <= highest:
-        low, high = max(low, lowest), min(high, highest)
+    mode = better_by_name(metric)
+    if mode and min(values) >= 0 and not metric.endswith("r2"):
+        low = max(low, 0.0)
+    if mode == "max" and max(values) <= 1:
+        high = min(high, 1.0)
     return Spread(n, mean, deviation, low, high)
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightbase.core.data import BaseDataModule
 from lightbase.core.metrics import Accumulator, collection
 from lightbase.core.module import BaseModule
+from lightbase.extras.report import intervals
 
 
 class Scale(nn.Module):
@@ -58,6 +59,12 @@ def measured(metrics: Any, criterion: Any = None) -> Task:
     module.curves_callback.means["test"] = Accumulator(collection(metrics), "test/")
     module.criterion = criterion or nn.Identity()
     return module
+
+
+def ends_of(module: Task, outputs: Tensor, targets: Tensor, groups: Any = None) -> Any:
+    """Return the intervals for samples of classes."""
+    _, support = targets.unique(return_counts=True)
+    return intervals(module, outputs, targets, support, groups)
 
 
 class Outputs(BaseDataModule):

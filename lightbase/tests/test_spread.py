@@ -31,8 +31,10 @@ def test_the_interval_of_a_mean_is_students() -> None:
         ("test/acc", [0.90, 0.99], (0.3732, 1)),
         ("best val/top5", [0.01, 0.10], (0, 0.6268)),
         ("test/acc", [90, 99], (37.32, 151.7)),  # in percent
+        ("test/r2", [0.01, 0.10], (-0.5168, 0.6268)),
         ("test/mae", [0.01, 0.10], (0, 0.6268)),
-        ("test/loss", [0.01, 0.10], (-0.5168, 0.6268)),  # nobody knows
+        ("test/loss", [0.01, 0.10], (0, 0.6268)),
+        ("test/kappa", [0.01, 0.10], (-0.5168, 0.6268)),  # nobody knows
     ],
 )
 def test_an_interval_stays_within_what_a_metric_can_be(metric, values, expected):

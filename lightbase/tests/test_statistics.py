@@ -1,7 +1,6 @@
 """Metrics against references, and intervals by simulation, on generated numbers."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,13 +8,14 @@ import pytest
 import torch
 from scipy import stats
 from sklearn import metrics as sk
-from tasks import measured
+from tasks import ends_of, measured
 from torch import Tensor, nn
 from torchmetrics import classification as tc
 from torchmetrics import regression as tr
 
 from lightbase.core.metrics import Accumulator, collection, counted_loss, ignore_targets
-from lightbase.extras.report import interval, intervals, mean_interval, wilson
+from lightbase.extras.report import interval, wilson
+from lightbase.extras.spread import spread
 
 pytestmark = pytest.mark.slow
 SIZES = (1, 7, 32, 100)
@@ -197,7 +197,7 @@ def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons() -> None:
         for right in (0, num // 2, num - 1, num):
             targets = (torch.arange(num) >= right).long()
             outputs = torch.eye(2)[torch.zeros(num, dtype=torch.int64)]
-            found = intervals(module, outputs, targets)["test/acc"]
+            found = ends_of(module, outputs, targets)["test/acc"]
             assert found == pytest.approx(tuple(ends[right]), abs=1e-6)
         for share in SHARES:
             covers = (ends[:, 0] <= share) & (share <= ends[:, 1])
@@ -216,20 +216,13 @@ def f1(counts: Any) -> float:
 def interval_of_f1(counts: Any) -> tuple[float, float]:
     """Return the interval of the report for these counts, (2, 2). Equal samples are
     computed once, which `intervals` does not know."""
-    left_out, mistakes = [], []
+    left_out = []
     for true, predicted in np.argwhere(counts):
         changed = counts.copy()
         changed[true, predicted] -= 1
         left_out += [f1(changed)] * counts[true, predicted]
-        changed[1 - true, predicted] += 1
-        mistakes += [{"f1": f1(changed)}] * counts[true, predicted]
-    samples: Any = SimpleNamespace(
-        metric=tc.BinaryF1Score(),
-        values={"f1": f1(counts)},
-        groups=None,
-        with_mistakes=mistakes,
-    )
-    return interval(samples, "f1", np.array(left_out))
+    rarest = counts.sum(1).min()
+    return interval(tc.BinaryF1Score(), f1(counts), np.array(left_out), rarest, np.inf)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -253,7 +246,7 @@ def test_the_interval_of_f1_covers_the_true_value(num, share):
     repeats = torch.as_tensor(tests[0].flatten())
     pair = predicted.repeat_interleave(repeats), true.repeat_interleave(repeats)
     module = measured({"f1": tc.BinaryF1Score(validate_args=False)})
-    found = intervals(module, pair[0].float(), pair[1])["test/f1"]
+    found = ends_of(module, pair[0].float(), pair[1])["test/f1"]
     assert found == pytest.approx(known[tests[0].tobytes()], abs=2e-3)
 
 
@@ -271,13 +264,13 @@ def test_the_interval_of_a_mean_covers_the_true_value(kind, num):
         values = np.log1p(np.exp(-rng.normal(2, 1.5, size=shape)))
         logits = stats.norm(2, 1.5).ppf((np.arange(10**6) + 0.5) / 10**6)
         mean = np.log1p(np.exp(-logits)).mean()
-    ends = np.array([mean_interval(row) for row in values])
-    coverage = ((ends[:, 0] <= mean) & (mean <= ends[:, 1])).mean()
+    spreads = [spread(row) for row in values]
+    coverage = np.mean([x.low <= mean <= x.high for x in spreads])
     assert 0.92 <= coverage <= 0.98
     errors = torch.as_tensor(values[0])
     module = measured({"mae": tr.MeanAbsoluteError()})
-    found = intervals(module, errors, torch.zeros(num))["test/mae"]
-    assert found == pytest.approx(tuple(ends[0]), rel=1e-3)
+    found = ends_of(module, errors, torch.zeros(num))["test/mae"]
+    assert found == pytest.approx((spreads[0].low, spreads[0].high), rel=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
@@ -293,7 +286,7 @@ def test_the_interval_of_samples_in_groups_covers_the_true_value(share):
         accuracies = rng.beta(share * spread, (1 - share) * spread, size=30)
         is_right = torch.as_tensor(rng.random(300) < accuracies[groups])
         pair = is_right.float(), torch.ones(300, dtype=torch.int64)
-        low, high = intervals(module, *pair, groups)["test/acc"]
+        low, high = ends_of(module, *pair, groups)["test/acc"]
         num_covered[True] += low <= share <= high
         low, high = wilson(is_right.double().mean().item(), 300)
         num_covered[False] += low <= share <= high
