@@ -171,10 +171,12 @@ def path_of_class(name: str) -> str:
     """Return the import path for the bare name of a class, such as "MLP".
 
     The class has to be in the user's package, and no other class there may have this
-    name. Any other text is returned unchanged.
+    name, or it is a public name of the library. Any other text is returned unchanged.
     """
     if name[:1].isupper():
         paths = [path for path in users_classes() if path.endswith(f".{name}")]
         if len(paths) == 1:
             return paths[0]
+        if not paths and name in lightbase.MODULES:
+            return f"lightbase.{name}"
     return name
