@@ -192,16 +192,15 @@ class Parser(LightningArgumentParser):
         return added
 
     def format_help(self, *_: Any) -> str:
-        """Return a line for each argument: its flag, its default and the first sentence
-        of its description. jsonargparse prints it for --model.help CLASS.
+        """Return a line for each argument: its flag, its default and the beginning of
+        its description. jsonargparse prints it for --model.help CLASS.
 
         Raise UserError if there are no arguments, as without CLASS.
         """
         rows = []
         for action in arguments_of(self):
             if not action.dest.endswith("help"):
-                text = " ".join((action.help or "").split()).partition(". ")[0]
-                text = textwrap.shorten(text, 70, placeholder=" ...")
+                text = textwrap.shorten(action.help or "", 70)
                 default = as_text(action.default)[:12]
                 rows.append((action.option_strings[0], default, text))
         if not rows:
