@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -42,6 +43,9 @@ from lightbase.core.optim import (
     length_argument,
     schedule_length,
 )
+
+GENERATORS = (torch.Generator, np.random.Generator, random.Random)
+"""Generators whose state a checkpoint has if they are attributes."""
 
 
 class RandomState(Callback):
@@ -121,7 +125,7 @@ class RandomState(Callback):
     def state(self) -> dict[str, Any]:
         """Return the state of all random generators of this process."""
         own = own_generators(self.trainer)
-        states = {name: own[name].get_state() for name in own}
+        states = {name: state_of(own[name]) for name in own}
         return random_state(self.gpus) | {"own": states}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -131,11 +135,11 @@ class RandomState(Callback):
         saved = state.get("own", {})  # until version 0.3 there is none
         for name, generator in own_generators(self.trainer).items():
             if name in saved:
-                generator.set_state(saved[name])
+                set_state(generator, saved[name])
 
 
-def own_generators(trainer: Any) -> dict[str, torch.Generator]:
-    """Return each torch.Generator that is an attribute of a module, of the data module
+def own_generators(trainer: Any) -> dict[str, Any]:
+    """Return each random generator that is an attribute of a module, of the data module
     or of a callback, by the names of both."""
     owners = dict(trainer.lightning_module.named_modules())
     owners["data"] = trainer.datamodule
@@ -144,8 +148,28 @@ def own_generators(trainer: Any) -> dict[str, torch.Generator]:
         f"{name}.{key}": value
         for name, owner in owners.items()
         for key, value in vars(owner).items()
-        if isinstance(value, torch.Generator)
+        if isinstance(value, GENERATORS) and type(value) is not random.SystemRandom
     }
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of one of GENERATORS, in a form that safe loading accepts."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    state = generator.bit_generator.state
+    return apply_to_collection(state, np.ndarray, np.ndarray.tolist)
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Set one of GENERATORS to the result of `state_of`."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:

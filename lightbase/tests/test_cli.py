@@ -58,7 +58,7 @@ stray | unknown argument 'stray'; a config file needs --config
 fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --trainer.logger csv | 'csv' | such as lightning.pytorch.loggers.CSVLogger
 --trainer.callbacks EarlyStop | such as lightning.pytorch.callbacks.EarlyStopping
---data ImageFolder | data.data_dir: 
+--data ImageFolder | data.data_dir:
 --model.net resnet18 | such as torchvision.models.resnet18
 --model.criterion CrossEntropy | such as torch.nn.CrossEntropyLoss
 --model.net nowhere.Net | model.net: | 'nowhere'

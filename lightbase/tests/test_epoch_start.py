@@ -86,14 +86,19 @@ class SetsByFunction(LambdaCallback):
 
 
 class Noise(nn.Module):
-    """Adds noise of its own generator."""
+    """Adds noise of its own generators."""
 
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(3)
+        self.system = random.SystemRandom()  # it has no state
+        self.python = random.Random(3)
+        self.mt19937 = np.random.Generator(np.random.MT19937(5))
+        self.pcg64 = np.random.default_rng(5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn(x.shape, generator=self.generator)
+        scale = self.python.random() + self.mt19937.random() + self.pcg64.random()
+        return x + scale * torch.randn(x.shape, generator=self.generator)
 
 
 class OwnGenerators(Scaled):
