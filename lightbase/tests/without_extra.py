@@ -16,6 +16,7 @@ OTHER_TESTS = {
     "environment": ["test_commit.py"],
     "figures": ["test_prediction_figures.py"],
     "folds": ["test_pooled.py"],
+    "report": ["test_statistics.py"],
     "stop_on_nan": ["test_finite.py"],
 }
 """The tests of the extras whose name does not tell it."""
