@@ -26,10 +26,11 @@ from lightbase.core.module import BaseModule
 from lightbase.core.predictions import MISFITS, class_names, columns_of, confusion
 from lightbase.core.splits import as_groups
 from lightbase.core.tables import as_csv, as_table
-from lightbase.extras.spread import QUANTILE, spread
 
 TASKS = ("multiclass", "multilabel", "segmentation")
 """The tasks that have classes or labels."""
+QUANTILE = 0.975
+"""Of a distribution: 2.5 % lie beyond each end of an interval."""
 MAX_OUTPUTS = 2**14
 """Samples with more outputs, such as large masks, are not kept for the intervals."""
 MANY_PARTS = 1000
@@ -217,8 +218,9 @@ def interval(
     if SIGNED.search(type(metric).__name__):
         low = -1.0
     if low is None or high is None or not low <= value <= high:
-        mean = spread(num * value - (num - 1) * left_out)
-        return mean.low, mean.high
+        values = num * value - (num - 1) * left_out
+        radius = float(stats.sem(values) * stats.t.ppf(QUANTILE, num - 1))
+        return float(values.mean()) - radius, float(values.mean()) + radius
     width = high - low
     share = (value - low) / width
     if np.ptp(left_out) > 1e-6 * width:
@@ -320,7 +322,11 @@ class ClassReport(Callback):
                 pl_module, outputs[order], targets[order], scores["support"], groups
             )
             for name, (low, high) in ends.items():
-                table.append((name, trainer.callback_metrics[name].item(), low, high))
+                value = trainer.callback_metrics[name].item()
+                error = 1e-3 * abs(value)
+                # beyond its interval, the metric is no function of sums over samples
+                if not (value < low - error or value > high + error):
+                    table.append((name, value, low, high))
         write_whole(self.folder / "intervals.csv", as_csv(table))
         num = counts.shape[1]
         names = class_names(trainer.datamodule, num)[:num]
