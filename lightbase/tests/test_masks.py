@@ -13,7 +13,6 @@ from torch import Tensor
 from lightbase import flip_where, random_flip, to_float
 from lightbase.core.data import BaseDataModule
 
-predict = script("predict").main
 SHORT = argv(
     "--model.net torch.nn.Conv2d --model.net.in_channels 3 --model.net.out_channels 2",
     "--model.net.kernel_size 1 --trainer.max_epochs 1",
@@ -72,6 +71,7 @@ def test_the_classes_of_pixels_train_are_drawn_and_predicted(
     events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
     shown = {f"view/predictions/{split}" for split in ("val", "test")}
     assert {*events.Tags()["images"]} == shown | {"view/inputs/train"}
+    predict = script("predict").main
     ckpt = ["--ckpt_path", str(folder / "checkpoints" / "best.ckpt")]
     assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
     predict([*ckpt, "--output", str(tmp_path / "masks")])
