@@ -75,8 +75,8 @@ def column_width(name: str) -> int:
 def fitting_columns(names: Iterable[str], best: RunCheckpoint | None) -> list[str]:
     """Return the metrics for which a line has room, in the order of the table: train
     before val, and the loss first. The metric that compares epochs and the losses have
-    room before others. A line of a file has 80 columns."""
-    room = shutil.get_terminal_size().columns - REST_WIDTH
+    room before others. A file has room for all."""
+    room = shutil.get_terminal_size((999, 0)).columns - REST_WIDTH
     shown = []
     for name in sorted(
         names, key=lambda x: (best and best.monitor != x, "/loss" not in x)
