@@ -23,6 +23,7 @@ FLAGS = (
 
 def main() -> None:
     sys.argv = [SCRIPT, *FLAGS.format(*sys.argv[1:]).split()]
+    sys.path.insert(0, str(Path(SCRIPT).parent))
     runpy.run_path(SCRIPT)
 
     import simgpu
