@@ -35,6 +35,7 @@ ONE_FILE = (
     "--model.net torch.nn.Linear --model.net.in_features 10 --model.net.out_features 2 "
     f"--data {ME}.OneFile --data.batch_size 20"
 )
+OUTPUTS = {"predict": "output.csv", "export": "output.pth"}
 TOOLS = ["evaluate"] + [
     pytest.param(tool, marks=pytest.mark.slow) for tool in ("predict", "export")
 ]
@@ -73,11 +74,11 @@ def test_a_checkpoint_keeps_its_split(trained, tmp_path, capsys, tool, flags):
     if flags == "--config":
         words.append(as_yaml(tmp_path / "other.yaml", split_seed=2))
     if tool != "evaluate":
-        words += ["--output", tmp_path / "output.pth"]
+        words += ["--output", tmp_path / OUTPUTS[tool]]
     error = error_of(capsys, tool, checkpoint_file(folder), *words)
     assert "--data." in error
     assert "test may not have samples of the training" in error
-    assert not (tmp_path / "output.pth").exists()
+    assert not [*tmp_path.glob("output.*")]
 
 
 def as_yaml(file: Path, **data) -> Path:
