@@ -25,6 +25,7 @@ if sys.platform == "win32":  # which lacks these; tests that send them are skipp
     signal.SIGHUP = signal.SIGKILL = signal.SIGTERM
 else:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 
 
