@@ -172,9 +172,12 @@ def restore_checkpoint(trainer: Any) -> None:
     Lightning restores them together with the loops only.
     """
     connector = trainer._checkpoint_connector
+    # the check of a schedule's length lets Lightning forget it: `forget_train_loader`
+    loader = trainer.fit_loop._combined_loader
     connector._restore_modules_and_callbacks(trainer.ckpt_path)
     connector.restore_optimizers_and_schedulers()
     connector.resume_end()
+    trainer.fit_loop._combined_loader = loader
 
 
 def begin_epoch_again(trainer: Any) -> None:

@@ -148,6 +148,8 @@ CASES = {
     "accumulation": f"--trainer.callbacks {HERE}.Accumulates",
     "generators": f"--model {HERE}.OwnGenerators --data {HERE}.Augmented",
     "drawing": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.Draws",
+    # the length of the schedule is counted in steps
+    "schedule": "--model.scheduler OneCycleLR",
 }
 
 
