@@ -38,9 +38,9 @@ with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase import Batch
     from lightbase.commands import arguments
     from lightbase.commands.train import parse, train
-    from lightbase.core.compat import quiet_lightning
-    from lightbase.core.devices import cpu_threads
-    from lightbase.extras.environment import describe_environment
+    from lightbase.compat import quiet_lightning
+    from lightbase.run.devices import cpu_threads
+    from lightbase.watch.environment import describe_environment
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 EXPERIMENTS = {

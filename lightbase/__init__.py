@@ -11,23 +11,20 @@ from typing import Any
 __version__ = "0.4.0"
 
 NAMES = {
-    "commands.figures": ("confusion_matrix", "mistakes", "pictures"),
+    "commands.checkpoint": ("Result",),
     "commands.predict": ("predict",),
-    "commands.python": ("load", "train"),
-    "commands.result": ("Result",),
-    "core.batches": (
+    "commands.python": ("confusion_matrix", "load", "mistakes", "pictures", "train"),
+    "commands.train": ("main",),
+    "config.errors": ("UserError", "say"),
+    "data.batches": (
         "Batch",
         "EpochBatchSampler",
         "ResumableLoader",
         "at_least_float32",
     ),
-    "core.curves": ("run_folder",),
-    "core.data": ("BaseDataModule",),
-    "core.errors": ("UserError", "say"),
-    "core.metrics": ("Metrics", "collection"),
-    "core.module": ("BaseModule",),
-    "core.optim": ("FinalDecayLR", "WarmupCosineLR"),
-    "commands.train": ("main",),
+    "data.downloads": ("open_or_download", "short_download_errors"),
+    "data.image_folder": ("ImageFolder",),
+    "data.module": ("BaseDataModule",),
     "data.transforms": (
         "alternating_flip",
         "crop_and_flip",
@@ -36,8 +33,10 @@ NAMES = {
         "random_flip",
         "to_float",
     ),
-    "extras.downloads": ("open_or_download", "short_download_errors"),
-    "extras.image_folder": ("ImageFolder",),
+    "model.curves": ("run_folder",),
+    "model.metrics": ("Metrics", "collection"),
+    "model.module": ("BaseModule",),
+    "model.optim": ("FinalDecayLR", "WarmupCosineLR"),
 }
 """The public names of each module. `__init__.pyi` has them for type checkers."""
 MODULES = {name: module for module, names in NAMES.items() for name in names}

@@ -18,8 +18,8 @@ from start import starting
 with starting(__file__, default_model="project.classifier.Classifier"):
     from lightbase.commands.arguments import ScriptParser
     from lightbase.commands.script import short_errors
-    from lightbase.core.errors import UserError
-    from lightbase.core.project import PROJECT
+    from lightbase.config.errors import UserError
+    from lightbase.config.paths import PROJECT
 
 SKIPPED = ("lightbase", "CHANGELOG.md", "logs", "data")
 """Paths in which the name stays."""

@@ -3,7 +3,7 @@
 from start import starting
 
 with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.commands.runs import main
+    from lightbase.compare.runs import main
 
 if __name__ == "__main__":
     main()

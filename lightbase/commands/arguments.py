@@ -6,7 +6,7 @@ arguments again, with the parser from the function of its name: `evaluate`, `pre
 `export`, `tune`, `sweep` or `benchmark`.
 
 Read `ScriptParser.read` and `CheckpointParser.read` first. They divide the arguments
-between the script and train.py, whose flags are in lightbase/core/parser.py.
+between the script and train.py, whose flags are in lightbase/config/parser.py.
 """
 
 import argparse
@@ -20,13 +20,14 @@ from typing import NoReturn
 
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from lightbase.core.config_files import config_files, users_classes
-from lightbase.core.errors import UserError, did_you_mean
-from lightbase.core.folder import newest_version
-from lightbase.core.project import PROJECT
+from lightbase.config.errors import UserError, did_you_mean
+from lightbase.config.paths import PROJECT
+from lightbase.config.yaml_files import config_files, users_classes
+from lightbase.run.folder import newest_version
 
 Args = Sequence[str] | None
 """The arguments of a command. None means the arguments of the command line."""
+
 CONFIG_FLAGS = ("--data.", "--trainer.")
 """Beginnings of the flags of train.py that a script takes if it opens a checkpoint,
 beside --config."""

@@ -1,18 +1,38 @@
 """Write a trained network to a file that other programs load.
 
 This file reads the flags and writes the result. The formats are in
-lightbase/extras/export.py.
+lightbase/commands/export.py.
+
+A trained network as a file for other programs: its weights, or the graph of all that
+predict.py computes.
+
+A graph file takes batches of any size, as the data module loads them. Before it is
+written, it runs on random batches and has to give the checkpoint's outputs. See
+docs/export.md.
 """
 
+import contextlib
+import io
+import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint
 from lightbase.commands.script import short_errors
-from lightbase.core.errors import UserError
-from lightbase.core.files import write_whole
-from lightbase.core.module import BaseModule
-from lightbase.extras.export import graph_file, weights_file
+from lightbase.config.errors import UserError, first_line
+from lightbase.config.files import write_whole
+from lightbase.data.batches import for_network
+from lightbase.data.module import BaseDataModule
+from lightbase.model.module import BaseModule
 
 
 def main(args: arguments.Args = None) -> Path:
@@ -47,3 +67,201 @@ def main(args: arguments.Args = None) -> Path:
         write_whole(output, content)
         print(f"{type(net).__name__}, {note}: {output}")
     return output
+
+
+Written = tuple[bytes, Callable[[Tensor], Tensor]]
+"""The content of a file, and a function that runs the file on a batch."""
+
+TOLERANCE = 1e-4
+"""The largest difference of two outputs, as a part of 1, or of the largest expected
+output if that is more. So it is absolute for probabilities and relative for large
+outputs."""
+
+BATCH_SIZES = (3, 1)  # of the batches for the check; the first is traced
+
+
+def weights_file(net: nn.Module) -> bytes:
+    """Return the content of a pth file: the state_dict of the network.
+
+    Other programs load it with torch.load(file, weights_only=True).
+    """
+    buffer = io.BytesIO()
+    torch.save(net.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+@torch.no_grad()
+def graph_file(
+    model: LightningModule, data: LightningDataModule, kind: str
+) -> tuple[bytes, float]:
+    """Return the content of a file with the graph and its weights, and the largest
+    difference of its outputs from the checkpoint's.
+
+    model, data: The model and the data of the checkpoint. The file takes what a
+        BaseDataModule loads. For other data it takes the inputs of the network, and the
+        model has to have an `example_input_array`.
+    kind: A key of WRITERS.
+    Raise UserError if there is no such graph, if predict_step returns no tensor, or if
+    the file gives other outputs.
+    """
+    samples: Any = model.example_input_array
+    normalize: Any = nn.Identity()
+    classes: list[str] = []
+    if isinstance(data, BaseDataModule):
+        samples = data.input_spec
+        normalize = data.normalize
+        classes = data.classes
+    if not isinstance(samples, Tensor):
+        raise UserError(
+            f"the inputs of {type(data).__name__} are no tensors of a known shape",
+            "--format pth needs none; with a LightningDataModule of your own, set "
+            f"self.example_input_array of {type(model).__name__} to a tensor (N, ...)",
+        )
+    predictor = Predictor(model, normalize).eval()
+    batches = [random_batch(samples, size) for size in BATCH_SIZES]
+    expected = [predictor(batch) for batch in batches]
+    if not isinstance(expected[0], Tensor):
+        raise UserError(
+            f"predict_step of {type(model).__name__} has to return a tensor"
+        )
+    # what torch logs and warns of during an export is long, and of no use
+    with (
+        warnings.catch_warnings(action="ignore"),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        program = trace(predictor, batches[0])
+        content, run_file = WRITERS[kind](program, json.dumps(classes))
+        differences = []
+        for batch, right in zip(batches, expected, strict=True):
+            off = (run_file(batch) - right).abs().max()
+            differences.append(off / right.abs().max().clamp(min=1))
+    largest = torch.stack(differences).max().item()
+    if not largest <= TOLERANCE:  # also true for NaN
+        raise UserError(
+            "the export is wrong and was not kept: its outputs for random inputs are "
+            f"{largest:.1e} off the checkpoint's"
+        )
+    return content, largest
+
+
+class Predictor(nn.Module):
+    """From samples (N, ...), as the data module loads them, to the outputs of
+    predict_step. The graph in a file is the graph of this module.
+
+    normalize: The function of the data module.
+    """
+
+    def __init__(self, model: LightningModule, normalize: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.normalize = normalize
+
+    def forward(self, samples: Tensor) -> Any:
+        """Return the outputs of predict_step. samples: (N, ...)."""
+        inputs = for_network(self.normalize(samples), self.model)
+        # Lightning's own predict_step hands the batch to forward
+        if is_overridden("predict_step", self.model):
+            return self.model.predict_step((inputs, None), 0)
+        return self.model(inputs)
+
+
+def random_batch(samples: Tensor, size: int) -> Tensor:
+    """Return a batch. Bytes have all values, other numbers are from 0 to 2. So integers
+    are 0 or 1, which are indices of any embedding.
+
+    samples: A tensor (any number, ...) with the shape and dtype of the samples.
+    size: The number of samples in the batch.
+    """
+    high = 2
+    if samples.dtype == torch.uint8:
+        high = 256
+    batch = torch.zeros(size, *samples.shape[1:]).uniform_(0, high)
+    return batch.to(samples.dtype)
+
+
+def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
+    """Return the graph for batches of any size. Raise UserError if the network branches
+    on numbers in its inputs or on the batch size.
+
+    inputs: A batch. It has more than one sample: torch takes a size of 1 as fixed.
+    """
+    try:
+        # a compiled part is traced as it is written
+        with torch.compiler.set_stance("force_eager"):
+            program = torch.export.export(
+                predictor,
+                (inputs,),
+                dynamic_shapes=({0: Dim("batch")},),
+                strict=False,
+            )
+    except Exception as error:  # many types; the predictor has taken these inputs
+        raise UserError(
+            "the network cannot be exported as one graph for batches of any size",
+            f"torch.export: {first_line(error)}",
+        ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # names folders of this machine
+    return program
+
+
+def as_pt2(program: ExportedProgram, classes: str) -> Written:
+    """Return a file for torch.export.load, which holds the names of the classes in its
+    extra file classes.json, and a function that runs the file on a batch.
+
+    classes: A JSON list of names.
+    """
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"classes.json": classes})
+    buffer.seek(0)
+    return buffer.getvalue(), torch.export.load(buffer).module()
+
+
+def as_onnx(program: ExportedProgram, classes: str) -> Written:
+    """Return a file for ONNX Runtime, which holds the names of the classes in its
+    metadata, and a function that runs the file on a batch.
+
+    The input is named `inputs`, the output `outputs`. The file is run on the CPU.
+
+    classes: A JSON list of names.
+    Raise UserError if the packages for ONNX are missing, or if the network cannot be
+    written.
+    """
+    try:
+        import onnxscript  # noqa: F401  # torch.onnx needs it
+        from onnxruntime import InferenceSession
+    except ImportError as error:
+        raise UserError(
+            f'--format onnx: {error}: pip install -e ".[export]"', status=2
+        ) from error
+    try:
+        onnx: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            input_names=["inputs"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: "batch"},),
+        )
+        onnx.model.metadata_props["classes"] = classes
+        content = onnx.model_proto.SerializeToString()
+        session = InferenceSession(content, providers=["CPUExecutionProvider"])
+    # torch's, or ONNX Runtime's, which has no convolution of float64
+    except Exception as error:
+        # the message of the outer error is advice
+        cause: Any = error.__cause__ or error
+        raise UserError(
+            "the network cannot be written as ONNX; --format pt2 may do",
+            first_line(cause),
+        ) from error
+
+    def run_file(batch: Tensor) -> Tensor:
+        """Return the outputs of the file for a batch."""
+        (outputs,) = session.run(None, {"inputs": batch.numpy()})
+        return torch.from_numpy(outputs)
+
+    return content, run_file
+
+
+WRITERS = {"onnx": as_onnx, "pt2": as_pt2}
+"""By the format of the file: functions that write a graph."""

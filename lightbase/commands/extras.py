@@ -2,7 +2,8 @@
 here, and nothing else changes.
 
 The import of this file adds the flags of the extras to train.py, and the lines for
-mistakes in flags. It has to come before `lightbase.core.parser.make_parser` is called.
+mistakes in flags. It has to come before `lightbase.config.parser.make_parser` is
+called.
 """
 
 import sys
@@ -13,21 +14,19 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightbase.commands.script import is_interactive
-from lightbase.core.build import as_list
-from lightbase.core.extra import Extra
-from lightbase.core.parser import EXPLAINERS, EXTRA_FLAGS
-from lightbase.core.spec import RunSpec
-from lightbase.extras.data_parallel import DataParallelStrategy
-from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
-from lightbase.extras.dry_run import DryRun
-from lightbase.extras.environment import EnvironmentFile
-from lightbase.extras.figures import PredictionFigures
-from lightbase.extras.loggers import OpenLoggers
-from lightbase.extras.mistakes import explain
-from lightbase.extras.progress import EpochLines, TrainingProgressBar
-from lightbase.extras.step_timer import StepTimer, advice
-from lightbase.extras.stop_on_nan import StopOnNan
-from lightbase.extras.validated import ValidatedWeights
+from lightbase.config.parser import EXPLAINERS, EXTRA_FLAGS, explain_mistake
+from lightbase.config.spec import RunSpec, as_list
+from lightbase.run.devices import DataParallelStrategy
+from lightbase.run.fit import Extra
+from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
+from lightbase.watch.dry_run import DryRun
+from lightbase.watch.environment import EnvironmentFile
+from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.loggers import OpenLoggers
+from lightbase.watch.progress import EpochLines, TrainingProgressBar
+from lightbase.watch.step_timer import StepTimer, advice
+from lightbase.watch.stop_on_nan import StopOnNan
+from lightbase.watch.validated import ValidatedWeights
 
 EXTRA_FLAGS[:] = [
     ("try_network", bool, True),
@@ -36,7 +35,8 @@ EXTRA_FLAGS[:] = [
     ("step_timer", bool | Literal["table"], True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
-EXPLAINERS[:] = [explain]
+
+EXPLAINERS[:] = [explain_mistake]
 
 
 def register_strategies() -> None:

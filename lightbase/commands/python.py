@@ -1,6 +1,11 @@
 """`lightbase.train` and `lightbase.load`, for scripts and notebooks.
 
 `train` does what scripts/train.py does, with a config file or with objects.
+
+What a network gets right and wrong, for notebooks.
+
+The pictures are those that a training draws for TensorBoard, see
+lightbase/watch/figures.py.
 """
 
 import inspect
@@ -11,23 +16,27 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, Trainer
+from matplotlib.figure import Figure
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightbase.commands import train as command
 from lightbase.commands.arguments import checkpoint_file
-from lightbase.commands.result import Result
+from lightbase.commands.checkpoint import Result, open_run
 from lightbase.commands.script import IN_PYTHON, python_errors
-from lightbase.core.arrays import ArrayData, loader_data
-from lightbase.core.build import begin, build_rest, instantiate
-from lightbase.core.compat import quiet_lightning
-from lightbase.core.device_errors import short_device_errors
-from lightbase.core.errors import UserError, say
-from lightbase.core.load import load_run, read_checkpoint, restore
-from lightbase.core.parser import parser_of
-from lightbase.core.project import PROJECT
-from lightbase.core.resume import check_restart, find_restart, resumed_spec
-from lightbase.core.spec import CommandLine, read_spec
-from lightbase.core.testing import best_checkpoint
+from lightbase.compat import quiet_lightning
+from lightbase.config.errors import UserError, say
+from lightbase.config.parser import parser_of
+from lightbase.config.paths import PROJECT
+from lightbase.config.spec import CommandLine, read_spec
+from lightbase.data.arrays import ArrayData, loader_data
+from lightbase.model.curves import RunFolder
+from lightbase.run.devices import short_device_errors
+from lightbase.run.fit import best_checkpoint
+from lightbase.setup.build import begin, build_rest, instantiate
+from lightbase.setup.load import load_run, read_checkpoint, restore
+from lightbase.setup.resume import check_restart, find_restart, resumed_spec
+from lightbase.watch.figures import PredictionFigures
 
 
 def load(
@@ -209,3 +218,49 @@ def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
                 continue
         args.append(f"--{flag}={text}")
     return args, objects
+
+
+CONFUSION = "confusion_matrix"
+
+
+def evaluated(run: Any, split: str, picture: str = "") -> PredictionFigures:
+    """Test a run, or validate it. Return the callback that has the predictions and the
+    pictures. Raise UserError if none of them has a name with `picture`."""
+    kept = PredictionFigures(every_n_epochs=1)
+    with python_errors():
+        trainer, module, kept.data = open_run(run, [RunFolder(None), kept])
+        evaluate = {"test": trainer.test, "val": trainer.validate}[split]
+        evaluate(module, kept.data, verbose=False)
+        if not any(picture in name for name in kept.figures):
+            raise UserError(
+                f"{type(module).__name__} has no picture {picture} of split {split}",
+                "the data may have no such samples; docs/tensorboard.md has the tasks",
+            )
+    return kept
+
+
+def pictures(run: Any, split: str = "test") -> dict[str, Figure]:
+    """Return the pictures that TensorBoard shows of a test or validation, by name.
+    "predictions" of images has the worst mistakes first.
+
+    run: See `lightbase.predict`.
+    split: "test" or "val".
+    Raise UserError if there are no such samples, or if the task has no pictures.
+    """
+    return evaluated(run, split).figures
+
+
+def confusion_matrix(run: Any, split: str = "test") -> Figure:
+    """Draw how often each class is predicted as which class. See `pictures`."""
+    return evaluated(run, split, CONFUSION).figures[CONFUSION]
+
+
+def mistakes(run: Any, split: str = "test") -> Tensor:
+    """Return the positions of the samples whose class is predicted wrong, int64 (M,),
+    the surest mistake first. See `pictures`."""
+    kept = evaluated(run, split, CONFUSION)
+    true, predicted, shares = kept.columns
+    # the loss ignores classes below 0
+    is_wrong = (true != predicted) & (true >= 0)
+    order = shares[is_wrong].argsort(descending=True)
+    return kept.indices[is_wrong][order]

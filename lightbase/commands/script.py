@@ -20,17 +20,20 @@ from typing import Any
 from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.core.errors import SEE_HELP, UserError, is_users, rank, say, wrapped
-from lightbase.core.files import DISK_ERRORS
-from lightbase.core.project import PROJECT
-from lightbase.core.signals import ERASE_LINE, SIGNALS, Stopped, end_with_parent
+from lightbase.config.errors import SEE_HELP, UserError, is_users, rank, say, wrapped
+from lightbase.config.files import DISK_ERRORS
+from lightbase.config.paths import PROJECT
+from lightbase.run.signals import ERASE_LINE, SIGNALS, Stopped, end_with_parent
 
 IN_PYTHON = r"trainer\.|model\.|data\."
 """Beginnings of flags that arguments in Python lack."""
+
 FILE = r"[\w./\\-]*(?:ckpt|pth?|safetensors|ya?ml|csv|np[yz])\b"
 """The rest of the name of a file that begins like a flag, such as model.ckpt."""
+
 FRAME = re.compile(r'^ *File "(.+?)", line \d+.*\n(?:    .*\n)*', re.MULTILINE)
 """A frame in the text of a traceback, with its lines of code. Group 1 is the file."""
+
 # a frame, or a message that tells the cause: a function that was called with wrong
 # arguments, samples that are no batch, a loss that has no gradient
 ENOUGH = re.compile(

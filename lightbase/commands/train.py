@@ -11,25 +11,20 @@ from typing import Any
 from lightning import LightningDataModule, LightningModule
 
 from lightbase.commands.arguments import first_look
-from lightbase.commands.extras import (
-    advice_after,
-    make_extras,
-    register_strategies,
-)
+from lightbase.commands.extras import advice_after, make_extras, register_strategies
 from lightbase.commands.script import find_project, is_interactive, short_errors
 from lightbase.commands.seeds import repeat_with_seeds
-from lightbase.core import run
-from lightbase.core.build import build
-from lightbase.core.compat import quiet_lightning
-from lightbase.core.device_errors import short_device_errors
-from lightbase.core.devices import cpu_threads
-from lightbase.core.errors import UserError, imported, say
-from lightbase.core.files import relative_to_cwd
-from lightbase.core.load import Loaded
-from lightbase.core.module import BaseModule
-from lightbase.core.resume import check_restart, find_restart, resumed_spec
-from lightbase.core.signals import SIGNALS
-from lightbase.core.spec import CommandLine, RunSpec, default_experiment, new_spec
+from lightbase.compat import quiet_lightning
+from lightbase.config.errors import UserError, imported, say
+from lightbase.config.files import relative_to_cwd
+from lightbase.config.spec import CommandLine, RunSpec, default_experiment, new_spec
+from lightbase.model.module import BaseModule
+from lightbase.run import fit
+from lightbase.run.devices import cpu_threads, short_device_errors
+from lightbase.run.signals import SIGNALS
+from lightbase.setup.build import build
+from lightbase.setup.load import Loaded
+from lightbase.setup.resume import check_restart, find_restart, resumed_spec
 
 REPEATS = [repeat_with_seeds]
 """Functions that train several times if the arguments ask for it. Otherwise they return
@@ -116,7 +111,7 @@ def train(
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
-        metrics, trainer = run.train(spec, model, data, make_extras(spec))
+        metrics, trainer = fit.train(spec, model, data, make_extras(spec))
         text = advice_after(trainer)
     if text:
         say(f"Advice: {text}")

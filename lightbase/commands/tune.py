@@ -14,18 +14,18 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightbase.commands import arguments
 from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse
-from lightbase.core.build import make_trainer
-from lightbase.core.checkpoint import AtomicCheckpointIO
-from lightbase.core.compat import quiet_lightning
-from lightbase.core.data import BaseDataModule
-from lightbase.core.devices import check_one_device
-from lightbase.core.errors import UserError, first_line
-from lightbase.core.files import relative_to_cwd
-from lightbase.core.folder import make_version, root_folder
-from lightbase.core.module import BaseModule
-from lightbase.core.names import flatten
-from lightbase.core.spec import as_values
-from lightbase.extras.dry_run import DryRun
+from lightbase.compat import quiet_lightning
+from lightbase.config.errors import UserError, first_line
+from lightbase.config.files import relative_to_cwd
+from lightbase.config.names import flatten
+from lightbase.config.spec import as_values
+from lightbase.data.module import BaseDataModule
+from lightbase.model.module import BaseModule
+from lightbase.run.checkpoint import AtomicCheckpointIO
+from lightbase.run.devices import check_one_device
+from lightbase.run.fit import make_trainer
+from lightbase.run.folder import make_version, root_folder
+from lightbase.watch.dry_run import DryRun
 
 RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""

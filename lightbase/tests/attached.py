@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.combined_loader import (
 )
 from paths import ACCELERATOR
 
-from lightbase.core.data import BaseDataModule
+from lightbase.data.module import BaseDataModule
 
 
 def attach(data: BaseDataModule, stage: str = "fit", **trainer: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from generated import cifar10_dir, mnist_dir, offline  # noqa: F401  # fixtures
 from paths import HERE, TINY, Train, Trained, argv, script
 
-from lightbase.core.project import PROJECT
+from lightbase.config.paths import PROJECT
 
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,7 +37,7 @@ def repository(
     The user's runs are in the temporary folders of the tests."""
     monkeypatch.setattr(PROJECT, "root", HERE)
     monkeypatch.setattr(
-        "lightbase.core.project.Project.logs", tmp_path_factory.getbasetemp().resolve()
+        "lightbase.config.paths.Project.logs", tmp_path_factory.getbasetemp().resolve()
     )
     monkeypatch.setattr(PROJECT, "default_model", "example.classifier.Classifier")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from lightbase.core.data import BaseDataModule
+from lightbase.data.module import BaseDataModule
 
 
 class Given(BaseDataModule):

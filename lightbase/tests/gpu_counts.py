@@ -31,8 +31,8 @@ def main() -> None:
     from torchvision.datasets import CIFAR10
 
     from lightbase.commands.train import main as train_main
-    from lightbase.core import run as train
-    from lightbase.core.checkpoint import AtomicCheckpointIO
+    from lightbase.run import fit as train
+    from lightbase.run.checkpoint import AtomicCheckpointIO
 
     # the images are made by the test
     CIFAR10._check_integrity = lambda self: True

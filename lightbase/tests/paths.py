@@ -44,7 +44,8 @@ def script(name: str) -> ModuleType:
     sweep.py and Optuna is missing."""
     if name == "sweep":
         pytest.importorskip("optuna")
-    return importlib.import_module(f"lightbase.commands.{name}")
+    room = "compare" if name in ("runs", "sweep") else "commands"
+    return importlib.import_module(f"lightbase.{room}.{name}")
 
 
 def argv(*args: object) -> list[str]:

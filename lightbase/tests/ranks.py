@@ -138,7 +138,7 @@ def assert_none_left(group: int) -> None:
 
 
 if __name__ == "__main__":
-    from lightbase.core.project import PROJECT
+    from lightbase.config.paths import PROJECT
 
     PROJECT.root, PROJECT.default_model = HERE, "example.classifier.Classifier"
     torch.set_num_threads(1)

@@ -7,9 +7,9 @@ import torch
 from example.data.synthetic import SyntheticImages
 from torch import Tensor, nn
 
-from lightbase.core.batches import Batch
-from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
+from lightbase.data.batches import Batch
+from lightbase.data.module import BaseDataModule
 
 
 class ConvNet(nn.Module):

@@ -9,9 +9,9 @@ from lightning import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightbase.core.data import BaseDataModule
-from lightbase.core.metrics import Accumulator, collection
-from lightbase.core.module import BaseModule
+from lightbase.data.module import BaseDataModule
+from lightbase.model.metrics import Accumulator, collection
+from lightbase.model.module import BaseModule
 
 
 class Scale(nn.Module):
@@ -62,7 +62,7 @@ def measured(metrics: Any, criterion: Any = None) -> Task:
 
 def ends_of(module: Task, outputs: Tensor, targets: Tensor, groups: Any = None) -> Any:
     """Return the intervals for samples of classes."""
-    from lightbase.extras.report import intervals  # other tests work without it
+    from lightbase.commands.evaluate import intervals  # other tests work without it
 
     _, support = targets.unique(return_counts=True)
     return intervals(module, outputs, targets, support, groups)

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from written import equal, weights
 
 import lightbase
-from lightbase.core.batches import as_tensors
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
+from lightbase.data.batches import as_tensors
 
 X = np.random.default_rng(0).normal(size=(100, 4))
 Y = (X.sum(1) > 0).astype(int)
@@ -113,7 +113,7 @@ def test_mistakes(flag: Any, text: str, flags: Any, tmp_path: Path) -> None:
 
 def test_predictions_for_arrays(tmp_path: Path, flags: Any, monkeypatch: Any) -> None:
     pytest.importorskip("lightbase.commands.predict")
-    monkeypatch.setattr("lightbase.core.project.Project.logs", tmp_path)
+    monkeypatch.setattr("lightbase.config.paths.Project.logs", tmp_path)
     trained = module()
     result = lightbase.train(trained, (X, Y), **flags)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_predictions_of_a_run_of_loaders(flags: Any) -> None:
 
 
 def test_the_mistakes_of_a_run(flags: Any) -> None:
-    pytest.importorskip("lightbase.commands.figures")
+    pytest.importorskip("lightbase.commands.python")
     pytest.importorskip("lightbase.commands.predict")
     result = lightbase.train(module(), (X, Y), test=(X, Y), **flags)
     outputs = lightbase.predict(result, X)

@@ -14,9 +14,9 @@ import torch
 from paths import Trained, fails, script
 from written import equal
 
-from lightbase.core.errors import UserError
-from lightbase.core.load import load_run
-from lightbase.core.state import random_state, restore_random_state
+from lightbase.config.errors import UserError
+from lightbase.run.state import random_state, restore_random_state
+from lightbase.setup.load import load_run
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 from written import equal, refused, weights
 
-from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import UserError
-from lightbase.extras.dry_run import (
+from lightbase.config.errors import UserError
+from lightbase.data.module import BaseDataModule
+from lightbase.watch.dry_run import (
     DryRun,
     check_outputs,
     fit_layer,

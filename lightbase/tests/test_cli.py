@@ -16,7 +16,7 @@ from torch import nn
 
 from lightbase.commands.arguments import help_of_train
 from lightbase.commands.train import main, parse
-from lightbase.core.parser import EXTRA_FLAGS, FLAGS
+from lightbase.config.parser import EXTRA_FLAGS, FLAGS
 
 TEXT = Path(TINY).read_text()
 EARLY_STOPPING = """\
@@ -130,7 +130,7 @@ DOES_NOT_FIT = """
 def test_two_lines_for_a_command_line(
     train, tmp_path, capsys, monkeypatch, status, line
 ):
-    monkeypatch.setattr("lightbase.core.devices.num_gpus", lambda: 0)
+    monkeypatch.setattr("lightbase.run.devices.num_gpus", lambda: 0)
     flags, *expected = line.split(" | ")
     error = fails(capsys, status, lambda: train(*flags.split()))
     for part in expected:
@@ -274,7 +274,7 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "optimizer: Adam", "optimizer: SGD\n  optimizer_args: {momentum: 0.9}"
         )
     )
-    monkeypatch.setattr("lightbase.core.project.Project.default_config", path)
+    monkeypatch.setattr("lightbase.config.paths.Project.default_config", path)
 
 
 @pytest.mark.usefixtures("default")

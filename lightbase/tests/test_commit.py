@@ -2,8 +2,8 @@
 
 import subprocess
 
-from lightbase.core.project import PROJECT
-from lightbase.extras.environment import git_commit
+from lightbase.config.paths import PROJECT
+from lightbase.watch.environment import git_commit
 
 
 def test_the_commit_and_whether_the_code_has_changed_since(tmp_path, monkeypatch):

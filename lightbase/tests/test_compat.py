@@ -14,7 +14,7 @@ import pytest
 from lightning import Callback, Trainer
 from plain import PlainData, PlainModule
 
-from lightbase.core import compat
+from lightbase import compat
 
 
 class Counts(Callback):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from written import equal, weights
 
 from lightbase.commands.train import parse
-from lightbase.core.errors import UserError
-from lightbase.core.names import flatten
-from lightbase.core.spec import CommandLine, as_values, new_spec, validate
+from lightbase.config.errors import UserError
+from lightbase.config.names import flatten
+from lightbase.config.spec import CommandLine, as_values, new_spec, validate
 
 HERE = "test_config"
 

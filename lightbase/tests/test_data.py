@@ -7,9 +7,9 @@ from given import Given
 from paths import argv, fails
 from torch.utils.data import Dataset
 
-from lightbase.core.batches import TensorBatches
-from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
+from lightbase.data.batches import TensorBatches
+from lightbase.data.module import BaseDataModule
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:

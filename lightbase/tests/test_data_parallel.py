@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from lightbase.commands.extras import register_strategies
 from lightbase.commands.train import parse
-from lightbase.core.build import make_trainer
-from lightbase.core.compat import quiet_lightning
-from lightbase.core.errors import UserError
-from lightbase.extras.data_parallel import DataParallelStrategy
+from lightbase.compat import quiet_lightning
+from lightbase.config.errors import UserError
+from lightbase.run.devices import DataParallelStrategy
+from lightbase.run.fit import make_trainer
 
 # one GPU stands in for three where there are not so many
 GPUS = [torch.device("cuda", i % max(1, torch.cuda.device_count())) for i in range(3)]
@@ -159,7 +159,7 @@ def test_a_compiled_network_is_not_split_and_the_flag_takes_dp(tmp_path, monkeyp
     args = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
     register_strategies()
     # as if there were GPUs
-    monkeypatch.setattr("lightbase.core.build.check_devices", lambda *_: None)
+    monkeypatch.setattr("lightbase.run.fit.check_devices", lambda *_: None)
     parsed = parse([*args, "--trainer.strategy", "dp"])
     strategy = make_trainer(*parsed[:2], logger=False).strategy
     assert isinstance(strategy, DataParallelStrategy)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from written import curves
 
-from lightbase.extras import device_monitor
-from lightbase.extras.device_monitor import DeviceMonitor, busy_shares
+from lightbase.watch import device_monitor
+from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
 
 
 @pytest.fixture

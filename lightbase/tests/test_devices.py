@@ -13,10 +13,9 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from written import refused
 
-from lightbase.core import devices
-from lightbase.core.device_errors import short_device_errors
-from lightbase.core.devices import check_devices
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
+from lightbase.run import devices
+from lightbase.run.devices import check_devices, short_device_errors
 
 
 def flags(

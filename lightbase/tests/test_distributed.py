@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from written import checkpoint, checkpoint_file, equal, weights
 
 from lightbase.commands.train import main
-from lightbase.core.batches import Batch
-from lightbase.core.callbacks import StopOnSignal
-from lightbase.core.curves import run_folder
+from lightbase.data.batches import Batch
+from lightbase.model.curves import run_folder
+from lightbase.run.stops import StopOnSignal
 
 pytestmark = pytest.mark.linux
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from paths import HERE, argv, fails, script
 
-from lightbase.core.config_files import renamed
+from lightbase.config.yaml_files import renamed
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_classes_that_version_0_3_had_elsewhere_are_found() -> None:
     moved = {
         "lightbase.data.tables.Features": "example.data.features.Features",
         "lightbase.Features": "example.data.features.Features",
-        "lightbase.data.images.ImageFolder": "lightbase.extras.image_folder.ImageFolder",
-        "lightbase.optim.WarmupCosineLR": "lightbase.core.optim.WarmupCosineLR",
-        "lightbase.optim.FinalDecayLR": "lightbase.core.optim.FinalDecayLR",
+        "lightbase.data.images.ImageFolder": "lightbase.data.image_folder.ImageFolder",
+        "lightbase.optim.WarmupCosineLR": "lightbase.model.optim.WarmupCosineLR",
+        "lightbase.optim.FinalDecayLR": "lightbase.model.optim.FinalDecayLR",
     }
     for before, now in moved.items():
         assert renamed({"class_path": before}, "project") == {"class_path": now}

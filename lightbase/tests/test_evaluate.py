@@ -12,7 +12,7 @@ from example.classifier import Classifier
 from paths import Trained, fails, script
 from written import checkpoint_file
 
-from lightbase.core.testing import NO_TEST
+from lightbase.run.fit import NO_TEST
 
 evaluate = script("evaluate").main
 

@@ -9,7 +9,7 @@ from lightning import Callback
 from paths import TINY, argv, fails, script
 
 from lightbase.commands.arguments import help_of_train
-from lightbase.core.project import PROJECT
+from lightbase.config.paths import PROJECT
 
 LAST = "--ckpt_path last --trainer.default_root_dir"
 

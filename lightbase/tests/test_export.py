@@ -13,9 +13,9 @@ from paths import argv, fails, script
 from tasks import PlainImages, PlainWithStep
 from torch import Tensor, nn
 
-from lightbase.core.errors import UserError
-from lightbase.core.load import load_run
-from lightbase.extras.export import graph_file
+from lightbase.commands.export import graph_file
+from lightbase.config.errors import UserError
+from lightbase.setup.load import load_run
 
 export = script("export")
 DISCS = (

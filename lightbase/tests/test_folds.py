@@ -12,7 +12,7 @@ from paths import TINY, argv, fails, script
 from torch.utils.data import Dataset
 
 from lightbase.commands.train import parse
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
 
 TARGETS = torch.tensor([1] * 17 + [2] * 3 + [0] * 33)
 TABLE = torch.arange(53), TARGETS  # the input of a sample is its index

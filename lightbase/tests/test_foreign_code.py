@@ -12,10 +12,7 @@ from paths import TINY, Train, argv, script
 from plain import PlainData, PlainModule
 
 from lightbase.commands.extras import make_extras
-from lightbase.core.build import build, fill_in
-from lightbase.core.callbacks import make_callbacks
-from lightbase.core.monitor import Monitor
-from lightbase.core.spec import (
+from lightbase.config.spec import (
     CommandLine,
     RunSpec,
     as_yaml,
@@ -23,6 +20,9 @@ from lightbase.core.spec import (
     new_spec,
     validate,
 )
+from lightbase.model.monitor import Monitor
+from lightbase.run.fit import make_callbacks
+from lightbase.setup.build import build, fill_in
 
 WATCHED = "--device_monitor=true --step_timer=true --figures_every_n_epochs=1"
 ON_TINY = f"--config {TINY}"

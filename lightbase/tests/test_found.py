@@ -6,9 +6,9 @@ import pytest
 from paths import TINY, fails, script
 
 from lightbase.commands.train import main, parse
-from lightbase.core.errors import UserError
-from lightbase.core.files import write_whole
-from lightbase.core.spec import with_true
+from lightbase.config.errors import UserError
+from lightbase.config.files import write_whole
+from lightbase.config.spec import with_true
 
 METRIC = "{class_path: {class_path: torchmetrics.F1Score}}"
 # what is typed, and the first line of its error

@@ -10,8 +10,8 @@ from stops import Terminate
 from torch import Tensor, nn
 from written import equal, weights
 
-from lightbase.core.errors import UserError
-from lightbase.core.transfer import freeze_parameters
+from lightbase.config.errors import UserError
+from lightbase.model.transfer import freeze_parameters
 
 
 class Normed(nn.Module):

@@ -16,8 +16,8 @@ import torch
 from paths import Train, fails
 from torch import nn
 
-from lightbase.core.batches import tensors_in
-from lightbase.core.checkpoint import AtomicCheckpointIO
+from lightbase.data.batches import tensors_in
+from lightbase.run.checkpoint import AtomicCheckpointIO
 
 pytestmark = pytest.mark.gpu
 REPO = Path(gpu_counts.SCRIPT).parents[1]

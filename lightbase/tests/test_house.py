@@ -1,6 +1,5 @@
-"""The house of the library: commands import extras and core, extras import core. Each
-extra can be deleted. Private attributes and loops of other packages stand in compat.py
-only."""
+"""The house of the library: rooms, and arrows that point one way. Each file of watch/
+can be deleted. Private attributes and loops of other packages stand in compat.py only."""
 
 import ast
 import os
@@ -19,14 +18,15 @@ from paths import HERE
 import lightbase
 
 LIGHTBASE = Path(lightbase.__file__).parent
-EXTRAS = [path.stem for path in sorted((LIGHTBASE / "extras").glob("*.py"))]
+WATCH = [path.stem for path in sorted((LIGHTBASE / "watch").glob("*.py"))]
 PUBLIC = {f"lightbase.{name}" for name in lightbase.__all__}
-NOT_CORE = ("lightbase.extras", "lightbase.commands")
-FORBIDDEN = {"core": NOT_CORE, "extras": NOT_CORE, "data": ("lightbase",)}
-"""What the files of each folder do not import."""
+ROOMS = ["compare", "commands", "watch", "setup", "run", "model", "data", "config"]
+"""From top to bottom."""
+ALONE = ("lightbase.compat", "lightbase.data.transforms")
+"""Files that import nothing of the library."""
 IMPORT_TESTS_NOT_YET = {"test_on_gpu"}
 """Files of tests that import from others, and are to stop it."""
-IMPORT_FRONT_NOT_YET = {"lightbase.core.module"}
+IMPORT_FRONT_NOT_YET = {"lightbase.model.module"}
 """Modules that import a public name from `lightbase`, and are to stop it."""
 LOOPS = "fit_loop|epoch_loop|epoch_progress|batch_progress|loops"
 """What Lightning's loops and their part of a checkpoint are called."""
@@ -62,18 +62,27 @@ def imports(path: Path) -> set[str]:
 
 
 def test_imports_point_down_and_make_no_circle() -> None:
-    """commands import extras and core, extras import core alone, and core imports
-    neither. The transforms in data/ import nothing of the library, and everyone may
-    import them. No file imports a project. `__init__.py` imports the public names when
-    they are used, and no file of the library imports it."""
+    """A room imports itself and the rooms after it in ROOMS. compat.py imports nothing
+    of the library, and neither do the transforms of images; everyone may import them.
+    No file imports a project. `__init__.py` imports the public names when they are
+    used, and no file of the library imports it."""
     graph = {module: imports(path) for module, path in modules().items()}
     del graph["lightbase.__init__"]
     for module, names in graph.items():
-        forbidden = ("example", *FORBIDDEN.get(module.split(".")[1], ()))
+        room = module.split(".")[1]
+        above = ROOMS[: ROOMS.index(room)] if room in ROOMS else ROOMS
+        if module in ALONE:
+            above = ROOMS
+        forbidden = ("example", *[f"lightbase.{name}" for name in above])
         assert not [name for name in names if name.startswith(forbidden)], module
     TopologicalSorter(graph).prepare()  # raises CycleError
     importing = {module for module, names in graph.items() if names & PUBLIC}
     assert importing <= IMPORT_FRONT_NOT_YET
+
+
+def test_the_rooms_are_those_of_the_house() -> None:
+    folders = {path.parent.name for path in modules().values()}
+    assert folders == {*ROOMS, LIGHTBASE.name}
 
 
 def test_type_checkers_read_the_same_names() -> None:
@@ -111,7 +120,7 @@ def test_no_test_file_imports_another() -> None:
 def test_only_compat_reads_private_attributes_and_loops() -> None:
     for module, path in modules().items():
         text = ast.unparse(ast.parse(path.read_text()))  # without comments
-        is_compat = module == "lightbase.core.compat"
+        is_compat = module == "lightbase.compat"
         assert bool(OF_OTHERS.search(text)) == is_compat, OF_OTHERS.findall(text)
 
 
@@ -146,7 +155,7 @@ def test_tests_need_no_optional_package_to_be_collected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXTRAS)
+@pytest.mark.parametrize("name", WATCH)
 def test_an_extra_can_be_deleted(name: str, tmp_path: Path) -> None:
     """With its lines in commands/ and `__init__.py`, its script and its tests. The
     other tests can be imported, and a training runs."""

@@ -9,9 +9,9 @@ from attached import attach, read
 from paths import TINY, argv, fails, script
 from PIL import Image
 
-from lightbase.core.errors import UserError
-from lightbase.core.images import read_image
-from lightbase.extras.image_folder import ImageFolder
+from lightbase.config.errors import UserError
+from lightbase.data.image_folder import ImageFolder
+from lightbase.data.images import read_image
 
 
 @pytest.fixture

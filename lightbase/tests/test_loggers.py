@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from paths import fails
 from written import curves
 
-from lightbase.extras.loggers import hyper_parameters
+from lightbase.watch.loggers import hyper_parameters
 
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"

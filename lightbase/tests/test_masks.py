@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from lightbase import flip_where, random_flip, to_float
-from lightbase.core.data import BaseDataModule
+from lightbase.data.module import BaseDataModule
 
 SHORT = argv(
     "--model.net torch.nn.Conv2d --model.net.in_channels 3 --model.net.out_channels 2",

@@ -1,12 +1,11 @@
 """Errors of jsonargparse in one line. test_cli.py has those of real commands."""
 
-from lightbase.core.parser import Parser
-from lightbase.extras.mistakes import in_plain_words, meant
+from lightbase.config.parser import Parser, in_plain_words, meant
 
 
 def test_a_proposal_is_for_the_name_that_was_typed(monkeypatch):
     classes = ["project.data.mnist.MNIST"]
-    monkeypatch.setattr("lightbase.extras.mistakes.users_classes", lambda: classes)
+    monkeypatch.setattr("lightbase.config.parser.users_classes", lambda: classes)
     reason = "Expected a dot import path string: {} or list"
     assert "did you" not in in_plain_words(reason.format("TorchCheckpointI0"), "")
     assert in_plain_words(reason.format("MNITS"), "").endswith(

@@ -29,11 +29,11 @@ from torchmetrics.wrappers import BootStrapper, Running
 from written import curves
 
 import lightbase
-from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import UserError
-from lightbase.core.metrics import Accumulator, as_curve_names, collection, numbers
-from lightbase.core.module import num_samples
-from lightbase.core.predictions import columns_of, confusion
+from lightbase.config.errors import UserError
+from lightbase.data.module import BaseDataModule
+from lightbase.model.metrics import Accumulator, as_curve_names, collection, numbers
+from lightbase.model.module import num_samples
+from lightbase.model.predictions import columns_of, confusion
 
 HERE = "test_numbers"
 LOSS = {"loss": torch.tensor(1.0)}

@@ -24,7 +24,7 @@ from torch.nn import functional
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.commands.evaluate import main as evaluate
-from lightbase.core import metrics
+from lightbase.model import metrics
 
 pytestmark = pytest.mark.gpu
 IS_SIMULATED = "SIMGPU_FOLDER" in os.environ

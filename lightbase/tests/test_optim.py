@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from written import checkpoint, refused
 
-from lightbase.core.compat import quiet_lightning
-from lightbase.core.errors import UserError
-from lightbase.core.optim import (
+from lightbase.compat import quiet_lightning
+from lightbase.config.errors import UserError
+from lightbase.model.optim import (
     build_optimizer,
     build_scheduler,
     check_options,

@@ -6,7 +6,7 @@ import torch
 from paths import TINY, argv, script
 from torchmetrics.functional.classification import multiclass_f1_score
 
-from lightbase.core.load import load_run
+from lightbase.setup.load import load_run
 
 F1 = "--model.metrics.f1 torchmetrics.classification.MulticlassF1Score"
 FOLDS = "--data.num_folds 3 --search data.fold=0,1,2 --name folds"

@@ -22,10 +22,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from written import checkpoint_file
 
-from lightbase.commands.predict import Collector, loader_of_split
-from lightbase.core.errors import UserError
-from lightbase.core.load import load_run
-from lightbase.extras.predict import true_columns, write_arrays
+from lightbase.commands.predict import (
+    Collector,
+    loader_of_split,
+    true_columns,
+    write_arrays,
+)
+from lightbase.config.errors import UserError
+from lightbase.setup.load import load_run
 
 STRIPES = [f"stripes_{i}" for i in range(4)]
 SEES = "--trainer.max_epochs 1 --model test_predict.Sees --trainer.precision"

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard._utils import figure_to_image
 from written import curves, equal, weights
 
-from lightbase.core.predictions import PALETTE
-from lightbase.extras import figures
+from lightbase.model.predictions import PALETTE
+from lightbase.watch import figures
 
 HERE = "test_prediction_figures"
 ON = "--figures_every_n_epochs 2"

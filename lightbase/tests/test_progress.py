@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lightbase.commands.script import LastingOutput
-from lightbase.core.checkpoint import RunCheckpoint
-from lightbase.core.errors import say, wrapped
-from lightbase.core.record import RunRecorder
-from lightbase.core.signals import ERASE_LINE
-from lightbase.extras.progress import EpochLines, TrainingProgressBar, fitting_columns
+from lightbase.config.errors import say, wrapped
+from lightbase.run.checkpoint import RunCheckpoint
+from lightbase.run.record import RunRecorder
+from lightbase.run.signals import ERASE_LINE
+from lightbase.watch.progress import EpochLines, TrainingProgressBar, fitting_columns
 
 HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
 TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="

@@ -24,8 +24,8 @@ import lightbase
 from lightbase.commands.evaluate import main as evaluate
 from lightbase.commands.script import python_errors
 from lightbase.commands.train import main as command
-from lightbase.core.errors import UserError
-from lightbase.core.project import PROJECT
+from lightbase.config.errors import UserError
+from lightbase.config.paths import PROJECT
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_training_without_a_folder_has_a_result(flags: Any) -> None:
 def test_load_finds_runs_as_the_scripts_do(
     tmp_path: Path, flags: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("lightbase.core.project.Project.logs", tmp_path / "logs")
+    monkeypatch.setattr("lightbase.config.paths.Project.logs", tmp_path / "logs")
     monkeypatch.setattr(PROJECT, "root", tmp_path)
     del flags["default_root_dir"]
     for _ in range(2):
@@ -132,10 +132,12 @@ def test_a_notebook_shows_two_lines() -> None:
 def test_a_message_in_python_has_no_flags() -> None:
     text = "--trainer.max_epochs 3: try --data.drop_last false or --model.net.sizes"
     with pytest.raises(UserError) as caught, python_errors():
-        raise UserError(text, "lightbase.core.data stays, and model.lr: 1 loses model")
+        raise UserError(
+            text, "lightbase.data.module stays, and model.lr: 1 loses model"
+        )
     assert str(caught.value) == (
         "max_epochs=3: try drop_last=False or net.sizes\n"
-        "lightbase.core.data stays, and lr: 1 loses model"
+        "lightbase.data.module stays, and lr: 1 loses model"
     )
 
 
@@ -234,7 +236,7 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
 
 NOTEBOOK = """
 import os, signal, sys
-from lightbase.core.signals import SIGNALS
+from lightbase.run.signals import SIGNALS
 
 sys.ps1 = ">>> "
 with SIGNALS.handled():

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from lightbase.core.compat import quiet_lightning
+from lightbase.compat import quiet_lightning
 
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]

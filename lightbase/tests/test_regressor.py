@@ -7,7 +7,7 @@ from example.regressor import Regressor
 from paths import script
 from written import checkpoint_file
 
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
 
 
 def test_it_learns_numbers_and_evaluates_the_same(train, tmp_path):

@@ -26,7 +26,7 @@ from torchmetrics.classification import (
 )
 from written import checkpoint_file
 
-from lightbase.extras.report import intervals
+from lightbase.commands.evaluate import intervals
 
 evaluate = script("evaluate").main
 
@@ -190,7 +190,7 @@ def test_the_report_knows_the_groups_of_the_test(train, tmp_path, capsys, monkey
         known.append(args[4])
         return intervals(*args)
 
-    monkeypatch.setattr("lightbase.extras.report.intervals", remember)
+    monkeypatch.setattr("lightbase.commands.evaluate.intervals", remember)
     for data, is_known in (("test_report.Patients", True), ("tasks.Outputs", False)):
         train(
             flags_of("multilabel", data=data),

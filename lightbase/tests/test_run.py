@@ -10,8 +10,8 @@ from paths import fails
 from written import refused
 
 import lightbase
-from lightbase.core.errors import UserError
-from lightbase.core.folder import Run
+from lightbase.config.errors import UserError
+from lightbase.run.folder import Run
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from paths import HERE, fails, script
 from torch.utils.tensorboard import SummaryWriter
 
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
 
 runs = script("runs")
 

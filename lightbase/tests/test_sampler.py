@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from lightbase.core.batches import EpochBatchSampler
+from lightbase.data.batches import EpochBatchSampler
 
 
 def batches(

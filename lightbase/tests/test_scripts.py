@@ -16,9 +16,9 @@ from written import checkpoint_file, equal, weights
 
 from lightbase.commands.arguments import evaluate, export, predict
 from lightbase.commands.script import print_traceback
-from lightbase.core.errors import UserError
-from lightbase.core.files import write_whole
-from lightbase.core.images import read_image, say_frames
+from lightbase.config.errors import UserError
+from lightbase.config.files import write_whole
+from lightbase.data.images import read_image, say_frames
 
 
 def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):

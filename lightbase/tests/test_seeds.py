@@ -7,8 +7,8 @@ import yaml
 from paths import fails
 from written import checkpoint
 
-from lightbase.commands import runs
-from lightbase.extras.seeds import read_seeds
+from lightbase.commands.seeds import read_seeds
+from lightbase.compare import runs
 
 SHORT = "--trainer.limit_train_batches 3 --trainer.max_epochs 1"
 

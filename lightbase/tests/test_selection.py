@@ -14,7 +14,7 @@ from plain import PlainModule
 from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance
 from written import checkpoint, curves, refused
 
-from lightbase.core.monitor import better
+from lightbase.model.monitor import better
 
 F1_FIRST = (
     "{f1: torchmetrics.classification.MulticlassF1Score, "

@@ -11,10 +11,10 @@ from given import Given, OwnSplits
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from lightbase.core.data import BaseDataModule
-from lightbase.core.errors import UserError
-from lightbase.core.splits import Fold, fold_indices, part_indices
-from lightbase.extras.dry_run import load_data
+from lightbase.config.errors import UserError
+from lightbase.data.module import BaseDataModule
+from lightbase.data.splits import Fold, fold_indices, part_indices
+from lightbase.watch.dry_run import load_data
 
 SIZES = [3, 40, 7, 1, 12, 25, 9, 9, 30, 2, 5, 17, 11, 20, 6, 3, 14, 8, 4, 24]
 PATIENTS = np.repeat(np.arange(20), SIZES)  # 250 samples

@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from torchmetrics import classification as tc
 from torchmetrics import regression as tr
 
-from lightbase.core.metrics import Accumulator, collection, counted_loss, ignore_targets
-from lightbase.extras.report import interval, wilson
+from lightbase.commands.evaluate import interval, wilson
+from lightbase.model.metrics import (
+    Accumulator,
+    collection,
+    counted_loss,
+    ignore_targets,
+)
 
 pytestmark = pytest.mark.slow
 SIZES = (1, 7, 32, 100)

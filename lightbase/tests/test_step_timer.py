@@ -16,9 +16,9 @@ from lightning import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightbase.core.batches import TensorBatches
-from lightbase.extras import step_timer
-from lightbase.extras.step_timer import PHASES, RULES, PhaseClock, StepTimer, advice
+from lightbase.data.batches import TensorBatches
+from lightbase.watch import step_timer
+from lightbase.watch.step_timer import PHASES, RULES, PhaseClock, StepTimer, advice
 
 HERE = "test_step_timer"
 FLAGS = f"--step_timer table --trainer.callbacks {HERE}.Keep --num_threads 1"

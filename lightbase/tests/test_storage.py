@@ -10,8 +10,8 @@ from attached import attach
 from given import Given
 from small import Points
 
-from lightbase.core.batches import DatasetSamples
-from lightbase.core.data import as_samples
+from lightbase.data.batches import DatasetSamples
+from lightbase.data.module import as_samples
 
 
 class Table:

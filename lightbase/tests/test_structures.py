@@ -17,11 +17,7 @@ from torch.utils.data import Dataset
 from written import checkpoint_file, equal, weights
 
 from lightbase import BaseDataModule, BaseModule, UserError
-from lightbase.core.batches import (
-    TensorBatches,
-    map_tensors,
-    tensors_in,
-)
+from lightbase.data.batches import TensorBatches, map_tensors, tensors_in
 
 
 class Named(NamedTuple):

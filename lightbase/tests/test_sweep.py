@@ -18,10 +18,10 @@ import pytest
 from example.classifier import Classifier
 from paths import HERE, TINY, fails, script
 
-from lightbase.core.errors import UserError
-from lightbase.core.files import read_json
-from lightbase.core.record import RunRecorder
-from lightbase.core.signals import SIGNALS
+from lightbase.config.errors import UserError
+from lightbase.config.files import read_json
+from lightbase.run.record import RunRecorder
+from lightbase.run.signals import SIGNALS
 
 optuna = pytest.importorskip("optuna")
 sweep_module = script("sweep")
@@ -84,8 +84,7 @@ def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
     for module in [*sys.modules]:
         if module.split(".")[0] == "optuna":
             monkeypatch.setitem(sys.modules, module, None)
-    for module in ("commands", "extras"):
-        monkeypatch.delitem(sys.modules, f"lightbase.{module}.sweep")
+    monkeypatch.delitem(sys.modules, "lightbase.compare.sweep")
     path = str(HERE / "scripts" / "sweep.py")
     error = fails(capsys, 1, lambda: runpy.run_path(path))
     assert error.startswith("error: a sweep needs Optuna: ")

@@ -12,8 +12,8 @@ from example.classifier import Classifier
 from paths import ACCELERATOR, HERE, argv, fails, script
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
-from lightbase.core.data import BaseDataModule
-from lightbase.core.files import read_json, relative_to_cwd
+from lightbase.config.files import read_json, relative_to_cwd
+from lightbase.data.module import BaseDataModule
 
 ME = "test_test_set"
 ONE_EPOCH = "--trainer.max_epochs 1"

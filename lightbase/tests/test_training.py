@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
-from lightbase.core.batches import EpochBatchSampler, ResumableLoader
+from lightbase.data.batches import EpochBatchSampler, ResumableLoader
 
 THREE_EPOCHS = "--trainer.max_epochs 3"
 STEP_LR = "--model.scheduler StepLR --model.scheduler_args.step_size 1"
@@ -331,7 +331,7 @@ def test_a_signal_before_the_training_ends_it_without_a_trace(
     train, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        "lightbase.core.run.make_callbacks",
+        "lightbase.run.fit.make_callbacks",
         lambda *_: signal.raise_signal(signal.SIGINT),
     )
     with pytest.raises(SystemExit) as caught:

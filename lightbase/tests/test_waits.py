@@ -17,7 +17,7 @@ from lightning import Callback
 from torch import Tensor
 
 from lightbase import crop_and_flip
-from lightbase.core import run
+from lightbase.run import fit
 
 pytestmark = pytest.mark.gpu
 FLAGS = "--trainer.accelerator gpu --trainer.log_every_n_steps 7 "
@@ -118,8 +118,8 @@ class Cropped(SyntheticImages):
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     watch = Watch()
-    make = run.make_callbacks
-    monkeypatch.setattr(run, "make_callbacks", lambda *args: [*make(*args), watch])
+    make = fit.make_callbacks
+    monkeypatch.setattr(fit, "make_callbacks", lambda *args: [*make(*args), watch])
 
     with real_gpu(watch.tell):
         yield watch

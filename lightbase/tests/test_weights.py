@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from written import checkpoint_file, equal
 
 from lightbase import load
-from lightbase.core.errors import UserError
-from lightbase.core.transfer import fitting, load_weights
+from lightbase.config.errors import UserError
+from lightbase.model.transfer import fitting, load_weights
 
 
 def source(prefix: str = "") -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ OTHER_TESTS = {
     "dry_run": ["test_checks.py", "test_splits.py"],
     "environment": ["test_commit.py"],
     "figures": ["test_prediction_figures.py"],
-    "folds": ["test_pooled.py"],
     "report": ["test_report.py", "test_statistics.py"],
     "stop_on_nan": ["test_finite.py"],
 }
@@ -29,7 +28,7 @@ class Prune(ast.NodeTransformer):
     lists, pairs of dicts, and statements. A function that loses a `return` or a `yield`,
     or all of its statements, is left out, too.
 
-    gone: Modules and module-level names that are gone, such as "lightbase.extras.x".
+    gone: Modules and module-level names that are gone, such as "lightbase.watch.x".
     names: Names in this file that are gone.
     """
 
@@ -89,11 +88,11 @@ def delete_extra(library: Path, name: str) -> None:
     """Delete the file of an extra, its command, its scripts and its tests. Take what
     mentions it out of commands/ and `__init__.py`."""
     tests = OTHER_TESTS.get(name, [f"test_{name}.py"])
-    files = [f"extras/{name}.py", f"commands/{name}.py", f"tests/scripts/{name}.py"]
+    files = [f"watch/{name}.py", f"commands/{name}.py", f"tests/scripts/{name}.py"]
     for file in [*files, *(f"tests/{test}" for test in tests)]:
         (library / file).unlink(missing_ok=True)
-    gone = {f"lightbase.extras.{name}", f"lightbase.commands.{name}"}
-    changed = [*library.glob("__init__.py*"), *(library / "commands").glob("*.py")]
+    gone = {f"lightbase.watch.{name}", f"lightbase.commands.{name}"}
+    changed = [*library.glob("__init__.py*"), *library.glob("com*/*.py")]
     prunes = {path: Prune(gone) for path in changed}
     num_before = 0
     while len(gone) > num_before:

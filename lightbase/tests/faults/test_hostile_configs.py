@@ -106,7 +106,7 @@ def place(
         (tmp_path / name).write_text(MODULE.format(target=str(tmp_path / "WRITTEN")))
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("lightbase.core.project.Project.logs", logs)
+    monkeypatch.setattr("lightbase.config.paths.Project.logs", logs)
     Image.new("L", (8, 8)).save("grey.png")
     victim.write_text("mine")
     with time_limit(20):

@@ -3,7 +3,7 @@
 from lightbase.commands.script import starting
 
 with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.runs import main
+    from lightbase.compare.runs import main
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,7 @@
 from lightbase.commands.script import starting
 
 with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.sweep import main
+    from lightbase.compare.sweep import main
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pages import IS_TEMPLATE, PACKAGE, REPO
 
-from lightbase.core.project import PROJECT
+from lightbase.config.paths import PROJECT
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     after the test: another page may show a file of the same name."""
     monkeypatch.chdir(tmp_path)
     for name in ("logs", "data"):
-        monkeypatch.setattr(f"lightbase.core.project.Project.{name}", tmp_path / name)
+        monkeypatch.setattr(f"lightbase.config.paths.Project.{name}", tmp_path / name)
     modules = {*sys.modules}
     yield tmp_path
     for name in {*sys.modules} - modules:

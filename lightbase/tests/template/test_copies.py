@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import PACKAGE, REPO, text_of
 
-from lightbase.core.errors import UserError
+from lightbase.config.errors import UserError
 
 NEW = f"my_{PACKAGE}"
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]

@@ -12,7 +12,7 @@ from pages import text_of
 
 REDIRECT = """
 from pathlib import Path
-from lightbase.core.project import Project
+from lightbase.config.paths import Project
 Project.logs = Path.cwd().parent / "logs"
 """
 """Keeps the runs out of the repository."""

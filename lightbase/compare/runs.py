@@ -1,0 +1,347 @@
+"""Runs side by side: their progress, their results, and the settings in which they
+differ.
+
+torch is not imported, and matplotlib and TensorBoard are for --plot only, so the table
+appears at once. Read `main` first. It reads the folders of the runs (`find_runs`,
+`read_run`), makes a row for each run (`as_rows`), and then prints the rows or writes a
+file.
+"""
+
+import io
+import itertools
+import logging
+import math
+import os
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+
+from lightbase.commands.arguments import Args, ScriptParser, output_file
+from lightbase.commands.script import short_errors
+from lightbase.config.errors import UserError
+from lightbase.config.files import relative_to_cwd, write_whole
+from lightbase.config.names import SAME_TRAINING_KEYS, better_by_name
+from lightbase.config.paths import PROJECT
+from lightbase.config.tables import as_csv, as_table, as_text
+from lightbase.run.results import Row, RunInfo, Runs, find_runs, numbers_of
+
+REPEATED = ("seed_everything", "data.split_seed", "data.fold")
+"""Settings in which the runs of one setting may differ. Runs with the same values of
+all three are the same training."""
+
+NOT_GROUPED = (*SAME_TRAINING_KEYS, *REPEATED)
+
+CHOSEN_BY_TEST = (
+    "Note: the best of several test numbers is too good; choose by a column `best ...`"
+)
+
+Rows = list[Row]
+
+
+def position(row: Row, column: str, mode: str | None) -> float:
+    """Return a number that sorts rows by a column. Rows without a number are last.
+
+    mode: "max" if the largest number comes first; otherwise the smallest one does.
+    """
+    value = row.get(column)
+    if not isinstance(value, int | float):
+        return math.inf
+    if mode == "max":
+        return -value
+    return value
+
+
+def best_checkpoint(runs: Runs) -> Path:
+    """Return best.ckpt of the run with the best validation, never by the test.
+
+    Raise UserError if the runs do not have one monitored metric. Runs without a best
+    value, such as new ones, do not count.
+    """
+    measured = [run for run in runs if "best" in run.progress]
+    metrics = {run.progress["monitor"]: run.progress["mode"] for run in measured}
+    if len(metrics) != 1:
+        names = " and ".join(sorted(metrics)) or "no value of any"
+        raise UserError(
+            f"--best needs runs with one monitored metric; these have {names}", status=2
+        )
+    (mode,) = metrics.values()
+    best = min(measured, key=lambda run: position(run.progress, "best", mode))
+    return best.folder / "checkpoints" / "best.ckpt"
+
+
+def as_rows(runs: Runs) -> Rows:
+    """Return a row for each run. All rows have the same columns: first the results,
+    then the settings in which the runs differ. A run has None where it has no value.
+
+    A run without a config, such as a damaged one, is left out of the comparison.
+    """
+    columns: Row = {}
+    for run in runs:
+        columns |= run.results
+    configs = [run.settings for run in runs if run.settings]
+    for key in dict.fromkeys(itertools.chain(*configs)):
+        num_values = len({repr(config.get(key)) for config in configs})
+        if num_values > 1 and key not in SAME_TRAINING_KEYS:
+            columns[key] = None
+    rows = []
+    for run in runs:
+        values = run.settings | run.results
+        rows.append({column: values.get(column) for column in columns})
+    return rows
+
+
+def setting_of(run: RunInfo) -> Row:
+    """Return the settings of a run without those that may differ in a group."""
+    return {x: run.settings[x] for x in run.settings if x not in NOT_GROUPED}
+
+
+def as_groups(runs: Runs) -> Rows:
+    """Return a row for each setting: its runs differ in seed, split or fold alone. It
+    has their number `n`, how many are not finished, and the mean and the standard
+    deviation of each metric of the finished ones. All rows have the same columns.
+
+    Of several runs of one training, such as two starts with one seed, the newest
+    finished one counts.
+    """
+    from lightbase.commands.spread import spread
+
+    groups: dict[str, Runs] = {}
+    for run in runs:
+        groups.setdefault(repr(setting_of(run)), []).append(run)
+    means = []
+    for group in map(without_repeats, groups.values()):
+        finished = [x for x in group if x.results["status"] == "finished"]
+        names = [run.results["name"] for run in group]
+        # runs of --seeds are NAME/seed_1, NAME/seed_2, ...
+        row: Row = {"name": os.path.commonpath(names) or names[0], "n": len(group)}
+        row["unfinished"] = len(group) - len(finished)
+        for name, values in numbers_of(dict(enumerate(finished))).items():
+            total = spread([*values.values()])
+            row |= {name: total.mean, f"± {name}": total.deviation}
+        means.append(group[0]._replace(results=row, settings=setting_of(group[0])))
+    return as_rows(means)
+
+
+def without_repeats(runs: Runs) -> Runs:
+    """Return the runs of a setting, each training once. Runs without a seed stay."""
+    kept: dict[str, RunInfo] = {}
+    for run in sorted(runs, key=lambda run: run.results["status"] == "finished"):
+        key: Any = [run.settings.get(name) for name in REPEATED]
+        if key[0] is None:
+            key = run.folder
+        kept[str(key)] = run
+    return list(kept.values())
+
+
+def compare(root: Path, names: list[str], with_test: bool) -> None:
+    """Print the difference of two settings for each metric, with its interval. The test
+    metrics are left out without `with_test`.
+
+    names: The NAME of each setting. Its runs have to differ in the seed alone.
+    Raise UserError unless there are two names, with at least two finished runs each,
+    and a metric.
+    """
+    from lightbase.commands.spread import difference, spread
+
+    if len(names) != 2:
+        raise UserError("--compare takes two names", "give NAME NAME", 2)
+    first, second = (numbers_by_seed(root, name, with_test) for name in names)
+    metrics = sorted(first.keys() & second.keys())
+    if not metrics:
+        raise UserError(
+            "--compare: the runs have no validation in common", "add --test"
+        )
+    for metric in metrics:
+        old, new = first[metric], second[metric]
+        print(f"{metric} of {names[0]}: {spread([*old.values()], metric).text()}")
+        print(f"{metric} of {names[1]}: {spread([*new.values()], metric).text()}")
+        print(f"{metric}, second minus first: {difference(old, new).text()}")
+
+
+def numbers_by_seed(
+    root: Path, name: str, with_test: bool
+) -> dict[str, dict[int, float]]:
+    """Return {metric: {seed: number}} of the finished runs of a name. Of two runs with
+    one seed, the newest counts. Raise UserError if there are fewer than two seeds, or
+    if the runs differ in other settings: their mean would be of no setting."""
+    runs = find_runs(root, [name], with_test)
+    runs = [run for run in runs if run.results["status"] == "finished"]
+    settings = [(setting_of(run), run.settings.get("data.fold")) for run in runs]
+    if any(setting != settings[0] for setting in settings):
+        raise UserError(
+            f"--compare {name}: its runs differ in more than the seed",
+            f"runs.py {name} shows in what; give a NAME with one setting",
+            2,
+        )
+    by_seed = {run.settings["seed_everything"]: run for run in runs}
+    if len(by_seed) < 2:
+        raise UserError(
+            f"--compare {name}: {len(by_seed)} finished runs with other seeds",
+            f"train.py --seeds 5 --name {name} trains some",
+            2,
+        )
+    return numbers_of(by_seed)
+
+
+def short_text(value: Any) -> str:
+    """Return a cell for people: `as_text`, with classes without their module, and at
+    most 50 characters."""
+    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
+    if len(text) > 50:
+        return f"{text[:49]}…"
+    return text
+
+
+def print_table(rows: Rows) -> None:
+    """Print rows with the same columns. In a terminal, cut the lines that do not fit,
+    and print a line that says so.
+
+    rows: The values by column; at least one row.
+    """
+    cells = [list(rows[0])]
+    for row in rows:
+        cells.append([short_text(value) for value in row.values()])
+    lines = as_table(cells)
+    width = get_terminal_size().columns
+    if sys.stdout.isatty() and max(map(len, lines)) > width:
+        lines = [f"{line:{width}}"[: width - 1] + "…" for line in lines]
+        lines.append("… columns do not fit: `| less -S` shows them")
+    print("\n".join(lines))
+
+
+def read_curves(folder: Path) -> dict[str, Any]:
+    """Return the curves of training and validation in TensorBoard's files, {name: list
+    of points with `step` and `value`}. The curves of single classes, such as
+    val_acc/cat, are left out.
+
+    folder: The folder of a run.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # it warns of points before a resume
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    events = EventAccumulator(str(folder), {"scalars": 0}).Reload()  # 0: all points
+    curves = {}
+    for name in events.Tags()["scalars"]:
+        # train_loss is common, too
+        if re.match(r"(train|val)(/|_[^/]+$)", name):
+            curves[name] = events.Scalars(name)
+    return curves
+
+
+def draw_curves(runs: Runs, file: Path) -> None:
+    """Draw a chart for each curve of training and validation, with a color for each
+    run.
+
+    file: A path that ends with .png, .pdf or .svg. An existing file is replaced.
+    Raise UserError if there are no curves.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    curves = [read_curves(run.folder) for run in runs]
+    names = sorted(set(itertools.chain(*curves)))
+    if not names:
+        raise UserError(
+            f"--plot {file} needs runs with curves in TensorBoard's files", status=2
+        )
+    num_columns = math.isqrt(len(names))
+    num_rows = math.ceil(len(names) / num_columns)
+    height = 3 * num_rows + 0.2 * len(runs)  # with the legend
+    figure = Figure((9 * num_columns, height), layout="constrained")
+    colors = colormaps["turbo"].resampled(len(runs) + 1)
+    for number, name in enumerate(names, 1):
+        axes = figure.add_subplot(num_rows, num_columns, number)
+        axes.set(xlabel="step", ylabel=name)
+        for index, run_curves in enumerate(curves):
+            points = run_curves.get(name, [])
+            steps = [point.step for point in points]
+            values = [point.value for point in points]
+            axes.plot(steps, values, ".-", color=colors(index))
+    figure.legend(
+        axes.lines,
+        [relative_to_cwd(run.folder) for run in runs],
+        loc="outside upper left",
+    )
+    image = io.BytesIO()
+    figure.savefig(image, format=file.suffix[1:])
+    write_whole(file, image.getbuffer())
+    print(f"Curves: {relative_to_cwd(file)}")
+
+
+def make_parser() -> ScriptParser:
+    """Return the parser of runs.py. It is not in arguments.py, because this file can be
+    imported without torch."""
+    parser = ScriptParser("runs")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
+    add(
+        "--trainer.default_root_dir",
+        dest="root",
+        type=Path,
+        default=PROJECT.logs,
+        help="as of train.py",
+    )
+    add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
+    add("--test", action="store_true", help="add the test of each run")
+    add(
+        "--plot",
+        type=partial(output_file, endings=(".png", ".pdf", ".svg")),
+        metavar="FILE",
+        help="draw the curves, as .png, .pdf or .svg",
+    )
+    add(
+        "--best",
+        action="store_true",
+        help="print the path of the best checkpoint, by validation",
+    )
+    add("--group", action="store_true", help="one row for runs of several seeds")
+    add("--compare", action="store_true", help="the difference of two NAMEs")
+    add(
+        "--csv",
+        type=partial(output_file, endings=(".csv",)),
+        metavar="FILE",
+        help="write the table, with all digits",
+    )
+    return parser
+
+
+def main(args: Args = None) -> None:
+    """Print the table, or the path of the best checkpoint, or write files.
+
+    args: The arguments of the script.
+    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
+    UserError.
+    """
+    with short_errors():
+        options = make_parser().parse_args(args)
+        sorts_by_test = "test/" in str(options.sort)
+        with_test = options.test or sorts_by_test
+        if options.compare:
+            compare(options.root, options.names, with_test)
+            return
+        runs = find_runs(options.root, options.names, with_test)
+        rows = as_groups(runs) if options.group else as_rows(runs)
+        if sorts_by_test:
+            print(CHOSEN_BY_TEST, file=sys.stderr)
+        if options.sort:
+            mode = better_by_name(options.sort)
+            rows.sort(key=lambda row: position(row, options.sort, mode))
+        if options.sort not in (None, *rows[0]):
+            columns = ", ".join(rows[0])
+            raise UserError(
+                f"--sort {options.sort}: the columns are {columns}", status=2
+            )
+        if options.plot:
+            draw_curves(runs, options.plot)
+        if options.csv:
+            cells = [list(row.values()) for row in rows]
+            write_whole(options.csv, as_csv([list(rows[0]), *cells]))
+            print(f"{len(rows)} runs in {options.csv}")
+        if options.best:
+            print(relative_to_cwd(best_checkpoint(runs)))
+        elif not options.csv:
+            print_table(rows)

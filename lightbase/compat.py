@@ -1,0 +1,336 @@
+"""Every private attribute of another package that this library reads or sets, what it
+reads from Lightning's loops, and the messages of Lightning that it leaves out.
+
+Each docstring says why, with which version it was tested, and which issue of the other
+package would make the function unnecessary. lightbase/tests/test_compat.py fails when a
+package changes; test_house.py finds private attributes in other files. Tested with
+Lightning 2.6.6, torch 2.11 and 2.15, jsonargparse 4.52 and 4.53, torchvision 0.26 and
+0.29, optuna 5.0 and wandb 0.31.
+"""
+
+import argparse
+import contextlib
+import functools
+import logging
+import os
+import re
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelPruning, WeightAveraging
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer import call
+
+# Log lines of Lightning that are left out: advertisements, lines about devices (ours
+# say more), and lines of the tuner that stand in the table of tune.py. The hint about
+# Tensor Cores is left out because float32 stays as exact as torch has it; our advice
+# names bf16-mixed, which gains more.
+LOG_LINES = (
+    r"(\[rank: \d+\] )?(💡|-----|Initializing distributed|GPU available|"
+    r"TPU available|LOCAL_RANK|"
+    r"SLURM auto-requeueing|Found current_model_state|Seed set|Restor|Loaded|"
+    r"`Trainer.fit` stopped|`weights_only` was not set|LR finder stopped early|"
+    r"Experiment with name|You are using a CUDA device .* that has Tensor Cores|"
+    r"Batch size |The batch size |Reached the maximum batch|Finished batch size)"
+)
+
+# Warnings about what is intended: no worker processes for data in memory, an epoch
+# without a log step (its curves have a point at its end), one process on a machine of
+# a cluster, a run that resumes in its folder or without one of its callbacks, no test
+# data, a CPU beside a GPU, an array that must not be written (samples are only read;
+# torch has no tensors that cannot be written, its issue 44027), a driver or GPU that
+# is too old (our lines say so), Tensor Cores as above (from inductor of torch 2.11).
+# `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of ddp on
+# GPUs: Lightning sets it up on another stream (its issue 21567), and torch takes the
+# layouts of a 1 x 1 convolution for different ones (pytorch issue 157862).
+WARNINGS = (
+    r".*does not have many workers|The `srun` command is available|"
+    r"The number of training batches .* is smaller than the logging interval|"
+    r"Checkpoint directory .* exists and is not|Be aware that when using `ckpt_path`|"
+    r"Total length of `list` across ranks is zero|"
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated|"
+    r"The given NumPy array is not writable|"
+    r"GPU available but not used|TensorFloat32 tensor cores|"
+    r"CUDA initialization: The NVIDIA driver|\s*Found GPU\d+ .* which is of compute|"
+    r"The AccumulateGrad node's stream|"
+    r"Grad strides do not match(.|\n)*grad.sizes\(\) = \[\d+, \d+, 1, 1\]"
+)
+
+
+Checkpoint = dict[str, Any]  # the content of a checkpoint, or a part of it
+
+Counts = dict[str, int]
+
+# jsonargparse's function, before `resolve_class_names` replaces it
+FIND_CLASS = _typehints.resolve_class_path_by_name
+
+
+def quiet_lightning() -> None:
+    """Leave out the log lines and warnings above, in this process."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(lambda line: not re.match(LOG_LINES, line.getMessage()))
+    warnings.filterwarnings("ignore", message=WARNINGS)
+    # Lightning sets this variable. Without a GPU, torch then looks for NVML in each
+    # step of Adam, which costs 0.1 ms.
+    if not torch.cuda.is_available():
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the arguments of a parser, to change their help or number of values.
+
+    argparse has no public list of them: cpython issue 144932.
+    """
+    return parser._actions
+
+
+def parse_unvalidated(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call `parse`, a parse_* method of a jsonargparse parser, and return its result.
+    It does not check types and required values: the data fills in some values after
+    parsing.
+
+    No issue is known. An earlier jsonargparse 4 called the option `_skip_check`.
+    """
+    return parse(*args, _skip_validation=True, **options)
+
+
+@contextlib.contextmanager
+def none_has_to_fit() -> Iterator[None]:
+    """Within this context, let jsonargparse check None like any other value. By
+    default, None means "not given" and fits every type.
+
+    The setting is for the whole process, and with it parse_args(defaults=False) loses
+    the classes of defaults. So it is on only while values are validated. No issue
+    is known.
+    """
+    set_parsing_settings(unset_sentinel=True)
+    try:
+        yield
+    finally:
+        set_parsing_settings(unset_sentinel=False)
+
+
+def resolve_class_names(path_of_class: Callable[[str], str]) -> None:
+    """Let an argument whose type is a class take the bare name of a class, in flags and
+    in YAML files.
+
+    jsonargparse finds a class by its name only after its module is imported. No issue
+    is known.
+
+    path_of_class: A function that returns the import path for a name, and any other
+        text as it is.
+    """
+
+    def resolve(base: Any, name: str) -> str:
+        return FIND_CLASS(base, path_of_class(name))
+
+    _typehints.resolve_class_path_by_name = resolve  # type: ignore[assignment]
+
+
+@functools.cache
+def change_yaml_loader(change: Callable[[Any], None]) -> None:
+    """Call `change` once with the class that jsonargparse reads YAML with.
+
+    jsonargparse reads text for an int or a float with this class, whatever the loader
+    of the parser is. No issue is known.
+    """
+    change(_loaders_dumpers.get_yaml_default_loader())
+
+
+def replace_epoch_start(
+    trainer: Any, function: Callable[[Callable[[], None]], None]
+) -> None:
+    """Let Lightning call `function` to begin each epoch of the training, with the
+    function that it would call itself. This one calls the hooks on_train_epoch_start.
+    No batch is fetched before.
+
+    Callbacks have no hook that comes before or after the hooks of all others.
+    """
+    loop = trainer.fit_loop
+    loop.on_advance_start = functools.partial(function, loop.on_advance_start)
+
+
+def resumes_within_epoch(trainer: Any) -> bool:
+    """Return whether the training resumes within this epoch. Lightning leaves the hooks
+    on_train_epoch_start out then. No issue is known."""
+    return trainer.fit_loop.restarted_mid_epoch
+
+
+def call_epoch_start(trainer: Any) -> None:
+    """Call the hooks on_train_epoch_start, as Lightning does at an epoch's start."""
+    call._call_callback_hooks(trainer, "on_train_epoch_start")
+    call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+
+
+def restore_checkpoint(trainer: Any) -> None:
+    """Give module, data, callbacks, optimizers and schedules their state in the
+    checkpoint once more. The counters of the loops stay.
+
+    Lightning restores them together with the loops only.
+    """
+    connector = trainer._checkpoint_connector
+    # the check of a schedule's length lets Lightning forget it: `forget_train_loader`
+    loader = trainer.fit_loop._combined_loader
+    connector._restore_modules_and_callbacks(trainer.ckpt_path)
+    connector.restore_optimizers_and_schedulers()
+    connector.resume_end()
+    trainer.fit_loop._combined_loader = loader
+
+
+def begin_epoch_again(trainer: Any) -> None:
+    """Let the training loader of this epoch start again, after the random generators
+    are restored. A stock DataLoader has drawn its order before that.
+
+    No issue is known.
+    """
+    iter(trainer.fit_loop._data_fetcher)
+
+
+def make_train_loader(trainer: Any) -> None:
+    """Let Lightning make the training loader now, so that `configure_optimizers` knows
+    the number of steps. Only the loop has a function for it."""
+    trainer.fit_loop.setup_data()
+
+
+def forget_train_loader(trainer: Any) -> None:
+    """Let Lightning make the training loader again at the start of training.
+
+    A loader that was made in `configure_optimizers` would not get its state from the
+    checkpoint: Lightning issue 20550. Lightning's finders of batch size and learning
+    rate do the same.
+    """
+    trainer.fit_loop._combined_loader = None
+
+
+def batch_index(trainer: Any) -> int:
+    """Return the index of the newest training batch in its epoch, from 0; -1 before the
+    first one. Callbacks get it in the hooks of a batch only."""
+    return trainer.fit_loop.batch_idx
+
+
+def num_batches(trainer: Any) -> int:
+    """Return the number of training batches so far, over all epochs. The Trainer counts
+    only steps of optimizers."""
+    return trainer.fit_loop.total_batch_idx + 1
+
+
+def epochs_done(trainer: Any) -> int:
+    """Return the number of epochs whose batches are all done. `trainer.current_epoch`
+    counts an epoch only after its checkpoints are written."""
+    return trainer.fit_loop.epoch_progress.current.processed
+
+
+def logged_step(trainer: Any) -> int:
+    """Return the number of batches that ended in an optimizer step. It is the next x
+    value of the loggers.
+
+    There is no public name, and `global_step` counts each optimizer: Lightning issues
+    13752 and 20240.
+    """
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def saved_epochs(checkpoint: Checkpoint) -> dict[str, Counts]:
+    """Return the counts of epochs in a checkpoint. Under "current", "ready" counts the
+    epochs that have begun, "processed" the epochs whose batches are all done."""
+    return checkpoint["loops"]["fit_loop"]["epoch_progress"]
+
+
+def saved_logged_step(checkpoint: Checkpoint) -> int:
+    """Return `logged_step` of a checkpoint that was written between two batches."""
+    counters = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+    return counters["_batches_that_stepped"]
+
+
+def newest_batch(trainer: Any) -> Any:
+    """Return the batch that the step gets. `track` counts its samples if it is given
+    nothing else to count, as `self.log` does.
+
+    There is no public name, and no issue is known.
+    """
+    return trainer._results.batch
+
+
+def skip_ended_epoch(trainer: Any) -> None:
+    """Let a training that resumes from the end of an epoch start with the next epoch.
+
+    With max_steps, Lightning treats it as a resume in the middle of the next epoch. The
+    public setter of `restarting` always sets True: Lightning issue 19617.
+    """
+    loop = trainer.fit_loop
+    if loop.restarted_on_epoch_end:
+        loop.epoch_progress.increment_completed()
+        loop.reset_restart_stage()
+        loop._restarting = False
+        loop.epoch_loop.restarting = False
+
+
+def step_plateau_schedulers(trainer: Any) -> None:
+    """Step the schedules of an epoch that watch a metric. Lightning does it after it
+    has written the epoch's checkpoint. Only the loop has a function for it."""
+    trainer.fit_loop.epoch_loop.update_lr_schedulers(
+        "epoch", update_plateau_schedulers=True
+    )
+
+
+def leave_out_signals(trainer: Any) -> None:
+    """Let Lightning set no signal handlers, and exchange no signals before each batch.
+
+    Its exchange waits for the GPU each time: its issue 21487. Its pull request 21640
+    adds an option. No issue about the handlers is known.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def call_between_steps(trainer: Any, function: Callable[[], None]) -> None:
+    """Let Lightning call `function` after each optimizer step, where the state is
+    complete: the curves are written, and neither a validation nor the end of the epoch
+    follows or has just been.
+
+    The hooks of callbacks come before the curves. No issue is known.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    on_advance_end = loop.on_advance_end
+
+    def advance_end(fetcher: Any) -> None:
+        validates = loop._should_check_val_fx(fetcher)
+        on_advance_end(fetcher)
+        if not validates and not loop.done and not loop._should_accumulate():
+            function()
+
+    loop.on_advance_end = advance_end
+
+
+def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
+    """Return the other processes of this machine that Lightning has started by a
+    command, as for ddp, or [] if there are none.
+
+    Lightning does not look at their exit status: its issue 17248.
+    """
+    launcher = trainer.strategy.launcher
+    return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
+
+
+def keeps_masks(callback: ModelPruning) -> bool:
+    """Return whether a ModelPruning saves each weight as a mask and the weight before
+    the pruning. A network without masks cannot read such a checkpoint."""
+    return not callback._make_pruning_permanent
+
+
+def follow_until_averaged(callback: WeightAveraging, module: LightningModule) -> None:
+    """Copy the weights of the module into the average of a WeightAveraging, if nothing
+    has been averaged yet. The average has the weights of the start otherwise.
+
+    The first update copies the weights, and does not average. No issue is known.
+    """
+    average = callback._average_model
+    if average is not None and not average.n_averaged:
+        average.update_parameters(module)
+        average.n_averaged.zero_()

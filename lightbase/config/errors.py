@@ -1,0 +1,184 @@
+"""The error of a user's mistake, and lines that only the first process prints.
+
+Scripts import this file before torch, which takes seconds. So it imports no other file
+of the library.
+"""
+
+import difflib
+import os
+import pkgutil
+import re
+import shutil
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+RANK_VARIABLES = (
+    "RANK",
+    "SLURM_PROCID",
+    "JSM_NAMESPACE_RANK",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "GROUP_RANK",
+)
+"""Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
+
+PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
+"""A line that is no command, which users copy into their shell."""
+
+SEE_HELP = "see --help, or --print_config for every argument"
+
+NOT_USERS = re.compile(
+    r"<|.*[/\\](?:(?:site|dist)-packages[/\\]|lib/python3[.\d]*/|Python3\d+\\Lib\\|"
+    r"scripts[/\\]\w+\.py$|lightbase[/\\](?:(?:commands|compare|config|data|model|run|setup|watch)[/\\]|compat\.py))"
+)
+"""The path of a file whose code is not the user's: it belongs to Python, to an
+installed package, to this library or to a script."""
+
+
+class UserError(Exception):
+    """A mistake in the input, not in the code.
+
+    problem: The bad value and what is wrong with it, in one line.
+    way_out: What the user can do, in one line.
+    status: Exit status of the script: 2 for a wrong command line or config, 1 for
+        errors of the run (files, data, devices).
+    """
+
+    def __init__(self, problem: str, way_out: str = "", status: int = 1) -> None:
+        # If this error is raised in a worker of a DataLoader, torch makes another one,
+        # whose message is the traceback.
+        problem = problem.rpartition("lightbase.config.errors.UserError: ")[2]
+        message = f"{problem.rstrip()}\n{way_out}".rstrip()
+        super().__init__(printable_lines(message))  # the message may quote a file
+        self.status = status
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return f"error: {self}".splitlines()
+
+
+def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
+    """Return `; did you mean X?` with the name that is most similar to `word`, or ""
+    if none is similar. Upper and lower case count as equal.
+
+    names: The names; a dict maps each name to the text that is printed for it.
+    before: A text that is printed before the name.
+    """
+    if not isinstance(names, dict):
+        names = {name: name for name in names}
+    texts = {name.lower(): text for name, text in names.items()}
+    similar = difflib.get_close_matches(word.lower(), texts, n=1, cutoff=0.65)
+    if not similar:
+        return ""
+    return f"; did you mean {before}{texts[similar[0]]}?"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of the message, or the name of the class if there is no
+    message."""
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0].strip()
+
+
+def raised_at(error: BaseException) -> tuple[Path, str]:
+    """Return the file and the line of code that raised an error. The line is "" if
+    there is no source."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(frame.filename), frame.line or ""
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file, as a traceback names it, has code of the user."""
+    return not NOT_USERS.match(filename)
+
+
+def place_of_import(error: BaseException | None) -> str:
+    """Return a line with the place in a file of the user at which the import of the
+    file has ended, if that has caused an error. Otherwise return "".
+
+    error: An error that is being handled, or None.
+    """
+    # a SyntaxError has a frame without a name
+    places = re.findall(
+        r'File "(.+)", line (\d+)(?:, in <module>)?\n',
+        "".join(traceback.format_exception(error)),
+    )
+    for file, line in reversed(places):
+        if is_users(file):
+            return f"it fails in {file}, line {line}"
+    return ""
+
+
+def imported(argument: str, path: str) -> Any:
+    """Return the object at an import path, such as torch.optim.SGD.
+
+    argument: The argument that has this path, for the message.
+
+    Raise UserError if there is no such object.
+    """
+    try:
+        # without the colon, an error within the module would be lost
+        return pkgutil.resolve_name(":".join(path.rsplit(".", 1)))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{argument} {path!r} cannot be imported: {error}",
+            place_of_import(error)
+            or "give package.module.NAME, or the bare name of a class of your package",
+            2,
+        ) from error
+
+
+def rank() -> int:
+    """Return 0 in the first process, and a number above 0 in the others. It is read
+    from the environment, so it is known before there is a Trainer."""
+    for name in RANK_VARIABLES:
+        number = int(os.environ.get(name, "0"))
+        if number:
+            return number
+    return 0
+
+
+def say(text: str) -> None:
+    """Print lines, in the first process only."""
+    if rank() == 0:
+        print(wrapped(printable_lines(text), sys.stdout), flush=True)
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return lines broken at words, if they are for a terminal and wider than it.
+
+    A command stays whole, so that it can be copied: a terminal joins what it has broken
+    itself. A file gets the lines as they are.
+
+    text: Lines as `printable_lines` returns them.
+    stream: Where the text will be printed.
+    """
+    if not stream.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return PROSE.sub(lambda line: wrapper.fill(line[0]), text)
+
+
+def printable_lines(text: str) -> str:
+    """Return lines without control characters, which become escapes such as \\x1b."""
+    return "\n".join(map(printable, text.replace("\t", " ").split("\n")))
+
+
+def printable(text: str) -> str:
+    """Return one line without control characters: a line break becomes \\n. So a text
+    from a file cannot change the terminal."""
+    characters = []
+    for character in text:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        characters.append(character)
+    return "".join(characters)

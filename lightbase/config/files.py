@@ -1,0 +1,132 @@
+"""Read and write files safely. A file is written completely or not at all, and never
+through a link. Only regular files are read.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightbase.config.errors import UserError
+
+LARGEST_TEXT = 10 * 2**20  # bytes of a YAML or JSON file
+
+DISK_ERRORS = (
+    errno.ENOSPC,  # full
+    errno.EDQUOT,  # over quota
+    errno.EFBIG,  # a file over its limit, see ulimit -f
+    errno.EROFS,  # read-only
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.EISDIR,  # a folder in place of a file
+)
+"""Errors of the disk and its permissions, which the user has to mend."""
+
+
+def write_whole(
+    path: Path, content: str | bytes | memoryview, way_out: str = ""
+) -> None:
+    """Write a file completely or not at all: an earlier file survives a full disk or a
+    crash. The content goes to .NAME.part in the same folder, which is then renamed.
+
+    Nothing is written through a link, because a folder that came from somebody else may
+    have some.
+
+    way_out: The second line of the error.
+
+    Raise UserError for a link, and if the file cannot be written.
+    """
+    if isinstance(content, str):
+        content = content.encode()
+    # always the same name, so that the next write replaces what a crash has left
+    staged = path.parent / f".{path.name}.part"
+    try:
+        refuse_links([path, *path.parents[:2]])
+        staged.unlink(missing_ok=True)  # it may be a link
+        with staged.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; what was saved before is "
+            "whole",
+            way_out,
+        ) from error
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError if one of the paths is a symbolic link. A file would be written
+    elsewhere."""
+    for path in paths:
+        if path.is_symlink():
+            target = os.path.realpath(path)
+            raise UserError(
+                f"nothing is written through a link: {path} leads to {target}",
+                "give the path that it leads to, or remove the link",
+                2,
+            )
+
+
+def check_readable(path: Path, largest: int) -> None:
+    """Raise OSError for a file that is missing, too large or not regular. Reading a
+    pipe or /dev/zero would not end.
+
+    largest: The highest number of bytes.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if status.st_size > largest:
+        raise OSError(
+            errno.EFBIG,
+            f"it has {status.st_size:,} bytes, and {largest:,} is the limit",
+        )
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a YAML or JSON file. Raise OSError as `check_readable` does,
+    and ValueError for a file that is not UTF-8."""
+    check_readable(path, LARGEST_TEXT)
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a run. Raise UserError for a file that
+    cannot be read."""
+    try:
+        content: dict[str, Any] = json.loads(read_text(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    return content
+
+
+def json_text(values: dict[str, Any], indent: int | None = None) -> str:
+    """Return JSON with null for NaN and infinity, which JSON lacks.
+
+    values: {key: value}. Only NaN and infinity directly in it are replaced; inside
+        lists and dicts they raise ValueError.
+    indent: Spaces for each level; None writes a single line.
+    """
+    finite = dict(values)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            finite[key] = None
+    return json.dumps(finite, indent=indent, allow_nan=False)
+
+
+def relative_to_cwd(path: Path) -> str:
+    """Return the path relative to the working folder if it lies below that folder, else
+    the path as it is. Messages are shorter this way."""
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return str(path)

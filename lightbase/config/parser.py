@@ -1,0 +1,470 @@
+"""The parser of a run's settings: the parser of Lightning and jsonargparse, with
+stricter types and short errors of two lines: the mistake, and the way out.
+
+Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
+that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
+types of Lightning that accept wrong values, or that may read 1 as 1.0.
+
+Errors of jsonargparse in one line: the key, the value, what is wrong with it.
+
+Read `explain` first. Its input is a message of jsonargparse, which may have fifty
+lines: an indented tree with an error for each type that an argument allows. Only this
+file interprets messages of another package. test_cli.py tests it with real commands.
+"""
+
+import inspect
+import pkgutil
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    register_type,
+    restricted_number_type,
+)
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelPruning
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+
+from lightbase.compat import arguments_of, change_yaml_loader, resolve_class_names
+from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, place_of_import
+from lightbase.config.tables import as_table, as_text
+from lightbase.config.yaml_files import (
+    path_of_class,
+    read_numbers_as_flags,
+    users_classes,
+)
+
+# the range of NumPy's seeds
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+
+CountOrAll = restricted_number_type("CountOrAll", int, (">=", -1))
+
+FLAGS = [
+    ("seed_everything", Seed, 42),
+    ("print_config", bool, False),
+    ("name", str | None, None),
+    ("ckpt_path", str | None, None),
+    ("trust_checkpoint", bool, False),
+    ("monitor", str | None, "auto"),
+    ("monitor_mode", Literal["min", "max"] | None, None),
+    ("patience", PositiveInt | None, None),
+    ("num_threads", PositiveInt | None, None),
+    ("keep_every_epoch", bool, False),
+    ("test", bool, True),
+]
+"""Name, type and default of the flags of train.py that are not Lightning's."""
+
+EXTRA_FLAGS: list[tuple[str, Any, Any]] = []
+"""The flags of the extras. They change nothing in what is trained. Filled by
+lightbase/commands/extras.py."""
+
+EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
+"""Functions that turn an error of jsonargparse into one line. Filled by
+lightbase/commands/extras.py."""
+
+TRAINER_DEFAULTS = {
+    "trainer.max_epochs": 10,
+    "trainer.log_every_n_steps": 100,
+    "trainer.enable_model_summary": False,
+    # the same as in Lightning: arguments in `TRAINER_TYPES` would have the default None
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.accumulate_grad_batches": 1,
+}
+"""Defaults of the Trainer's arguments that the parser would not have by itself."""
+
+TRAINER_TYPES = {
+    # Lightning wrote int | float, which typing may hold as float | int: 1, one batch,
+    # would be read as 1.0, all batches
+    "limit_train_batches": int | float | None,
+    "limit_val_batches": int | float | None,
+    "limit_test_batches": int | float | None,
+    "limit_predict_batches": int | float | None,
+    "val_check_interval": int | float | str | None,
+    # Lightning accepts numbers below zero here
+    "min_epochs": NonNegativeInt | None,
+    "min_steps": NonNegativeInt | None,
+    "max_time": dict[str, NonNegativeInt] | str | None,
+    "log_every_n_steps": NonNegativeInt | None,
+    "num_sanity_val_steps": CountOrAll | None,
+    "check_val_every_n_epoch": PositiveInt | None,
+    "accumulate_grad_batches": PositiveInt,
+    "gradient_clip_val": NonNegativeFloat | None,
+    "default_root_dir": Path | None,
+}
+
+# null in config.yaml unless given: `make_logger` in lightbase/watch/loggers.py fills
+# them in when the run has a folder
+LOGGER_TYPES = {
+    "save_dir": Path | None,
+    "name": str | None,
+    "experiment_name": str | None,
+    "default_hp_metric": bool | None,
+}
+
+# "l1_unstructured" cannot be dumped as Lightning's Callable | str
+PRUNING_TYPES = {"pruning_fn": str}
+
+
+def types_for(class_type: type) -> dict[str, Any]:
+    """Return {argument: type} for the arguments of a class whose declared types are
+    replaced. The dict is empty for most classes.
+
+    class_type: The Trainer, a callback, a logger, or any other class.
+    """
+    if class_type is Trainer:
+        return TRAINER_TYPES
+    if class_type is ModelPruning:
+        return PRUNING_TYPES
+    if issubclass(class_type, Logger):
+        return LOGGER_TYPES
+    return {}
+
+
+def absolute(text: str) -> Path:
+    """Return an absolute path, so that a saved config means the same in any working
+    folder. A relative path starts at the working folder. Raises ValueError for an empty
+    text."""
+    if not text:
+        raise ValueError("no path is given")
+    return Path(text).absolute()
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return a list of numbers, or nested lists of one length, as a tensor, for an
+    argument such as the class weights of a loss. Raises ValueError for other values."""
+    if not isinstance(values, list):
+        raise ValueError("give a list of numbers, such as [1,1,5]")
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
+    """Return what to print for an error of jsonargparse: a line, or the message itself
+    if there is no function in `EXPLAINERS`.
+
+    message: The text of the error, which may have fifty lines.
+    parser: The parser that has raised it.
+    config: The settings that were parsed before the error.
+    """
+    for explainer in EXPLAINERS:
+        message = explainer(message, parser, config)
+    return message
+
+
+class Parser(LightningArgumentParser):
+    """LightningArgumentParser with errors of two lines, and with the types of
+    `types_for` in place of declared types.
+
+    A bare class name of the user's package, such as MLP, counts as its import path.
+    Relative paths become absolute.
+
+    options: Arguments of LightningArgumentParser. `__init__` replaces some of them.
+        jsonargparse also makes parsers of this class, for a class inside the settings.
+    parsed: The settings that are parsed so far, for the message about an unknown flag:
+        it proposes arguments of the classes that these settings name.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        register_type(Path, str, absolute, fail_already_registered=False)
+        register_type(Tensor, Tensor.tolist, as_tensor, fail_already_registered=False)
+        resolve_class_names(path_of_class)
+        change_yaml_loader(read_numbers_as_flags)
+        options |= {
+            "allow_abbrev": False,
+            "print_config": None,
+            "usage": "python scripts/train.py [--KEY VALUE] ...",
+        }
+        super().__init__(**options)
+        self.parsed = Namespace()
+
+    def add_class_arguments(
+        self, class_type: type, nested_key: str | None = None, **options: Any
+    ) -> list[str]:
+        """Add the arguments of a class, with the types of `types_for`. Return their
+        names. jsonargparse calls this for the Trainer and for each class in the
+        settings, such as a logger.
+
+        nested_key: The name before each argument, such as "trainer"; None for no name.
+        """
+        types = types_for(class_type)
+        names = sorted(types.keys() & inspect.signature(class_type).parameters.keys())
+        options["skip"] = {*(options.get("skip") or ()), *names}
+        added = super().add_class_arguments(class_type, nested_key, **options)
+        for name in names:
+            key = f"{nested_key}.{name}".removeprefix("None.")
+            self.add_argument(f"--{key}", type=types[name], default=None)
+            added.append(key)
+        return added
+
+    def format_help(self, *_: Any) -> str:
+        """Return a line for each argument: its flag, its default and the beginning of
+        its description. jsonargparse prints it for --model.help CLASS.
+
+        Raise UserError if there are no arguments, as without CLASS.
+        """
+        rows = []
+        for action in arguments_of(self):
+            if not action.dest.endswith("help"):
+                text = textwrap.shorten(action.help or "", 70)
+                default = as_text(action.default)[:12]
+                rows.append((action.option_strings[0], default, text))
+        if not rows:
+            problem = "a class with arguments is needed, as in --model.help CLASS"
+            raise UserError(problem, SEE_HELP, 2)
+        return "\n".join(as_table(rows)) + "\n"
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise UserError with one line for a mistake, and the way to the help, or the
+        line of the user's file whose import has failed.
+
+        message: The text of jsonargparse, which may have many lines.
+        ex: The exception that has this message, or None.
+        """
+        if not self.exit_on_error:  # for a class inside the settings: the outer parser
+            # reports it
+            super().error(message, ex)
+        problem = explain(message, self, self.parsed)
+        raise UserError(problem, place_of_import(ex) or SEE_HELP, 2) from ex
+
+
+def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
+    """Return a parser of all settings of a run.
+
+    The names of the settings are flags, such as --trainer.max_epochs, and keys of a
+    config file. A flag of a bool may stand alone, without a value: it means true. The
+    parser has no default for `data`; `read_spec` in spec.py reports its absence.
+
+    default_model: The import path of the model's class if no setting names one. None:
+        the model is a Python object, and the parser takes a dict for it.
+    builds_data: Whether the data is built from settings. If it is a Python object, the
+        parser takes a dict for it, too.
+    """
+    parser = Parser()
+    for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
+        parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_lightning_class_args(Trainer, "trainer")
+    parser.set_defaults(TRAINER_DEFAULTS)
+    if default_model is None:
+        parser.add_argument("--model", type=dict)
+        parser.add_argument("--built_in_python", type=bool, default=True)
+    else:
+        parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
+        parser.set_defaults({"model": {"class_path": default_model}})
+    if builds_data:
+        parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    else:
+        parser.add_argument("--data", type=dict)
+    for action in arguments_of(parser):
+        if isinstance(action.default, bool):  # --trainer.fast_dev_run alone
+            action.nargs = "?"
+            action.const = True
+    return parser
+
+
+def parser_of(class_path: str) -> ArgumentParser:
+    """Return a parser of the arguments of a class or function, with their defaults. It
+    imports the class.
+
+    class_path: The import path of the class or function.
+    """
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    module, _, name = class_path.rpartition(".")
+    # the colon: torchvision.models.alexnet is a function and a module
+    class_or_function = pkgutil.resolve_name(f"{module}:{name}")
+    if inspect.isclass(class_or_function):
+        parser.add_class_arguments(class_or_function, fail_untyped=False)
+    else:
+        parser.add_function_arguments(class_or_function, fail_untyped=False)
+    return parser
+
+
+SYNONYMS = {
+    "amp": "trainer.precision",
+    "arch": "model.net",
+    "bs": "data.batch_size",
+    "checkpoint": "ckpt_path",
+    "cpu": "trainer.accelerator cpu",
+    "cuda": "trainer.accelerator gpu",
+    "dataset": "data",
+    "device": "trainer.accelerator",
+    "learning_rate": "model.lr",
+    "epochs": "trainer.max_epochs",
+    "gpus": "trainer.devices",
+    "log_dir": "trainer.default_root_dir",
+    "output_dir": "trainer.default_root_dir",
+    "resume": "ckpt_path",
+    "seed": "seed_everything",
+    "momentum": "model.optimizer_args.momentum",
+    "wd": "model.optimizer_args.weight_decay",
+    "weight_decay": "model.optimizer_args.weight_decay",
+}
+"""{word that is typed instead: the setting that has this meaning here}"""
+
+NOISE = (
+    "Parser key",
+    "Problem with given class_path",
+    "Expected a <class 'NoneType'>",
+    "Expected a path",
+    "Given value",
+)
+"""Beginnings of lines that are no reason: where the error is, two types of a union that
+are seldom meant, and the value, which `explain` reads separately."""
+
+BESIDE = (
+    "beside class_path there is only init_args, with all arguments of the class; the "
+    "indentation decides what stands beside it"
+)
+
+HINTS = {
+    "class_path": BESIDE,
+    "_target_": "write class_path in place of it, and init_args with the arguments; "
+    "trainer has neither",
+    "defaults": "configs are not composed here; give --config several times",
+    "fit": "leave fit out, as a word and as a section",
+}
+"""{key that is not accepted: what to do}. Hydra has _target_ and defaults, LightningCLI
+has fit."""
+
+EXAMPLES = {
+    "callbacks": "lightning.pytorch.callbacks.EarlyStopping",
+    "criterion": "torch.nn.CrossEntropyLoss",
+    "data": "lightbase.ImageFolder",
+    "logger": "lightning.pytorch.loggers.CSVLogger",
+    "net": "torchvision.models.resnet18",
+}
+"""{last word of a setting: import path that shows what it takes}"""
+
+BASE_ARGUMENTS = (
+    "; a class has the arguments of its base class only if its __init__ takes **kwargs "
+    "and calls super().__init__(**kwargs)"
+)
+
+
+def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> str:
+    """Return one line for an error of jsonargparse: "key: value: reason", at most 400
+    characters, with a proposal if a similar name exists.
+
+    message: The text of the error.
+    parser: The parser that has raised it. Its keys are proposed.
+    config: The settings that were parsed before the error. The arguments of their
+        classes are proposed, too.
+    """
+    if message.lower().startswith("unrecognized arguments: "):
+        # "" is a variable of a shell that is not set
+        word = message.split(" ")[2].partition("=")[0]
+        if not word.startswith("-"):
+            hint = HINTS.get(word, "a config file needs --config")
+            return f"unknown argument {word!r}; {hint}"
+        classes = {
+            "data": config.get("data.class_path"),
+            "model.net": config.get("model.init_args.net.class_path"),
+            "model": config.get("model.class_path"),
+        }
+        return f"unknown argument {word}{meant(word, parser, classes)}"
+    key, class_path, reason = deepest_reason(message)
+    if class_path.endswith("MetricCollection") and key.endswith("metrics"):
+        return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
+    pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
+    if option := re.fullmatch(pattern, reason):
+        unknown = ".".join(filter(None, [key, *option.groups()]))
+        for word in HINTS.keys() & unknown.split("."):
+            return f"{unknown}: {HINTS[word]}"
+        near = meant(unknown, parser, {key: class_path})
+        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
+    reason = in_plain_words(reason, class_path, key)
+    if reason == BESIDE and "Got value: None" in message:
+        return f"{key}: there is no class; give --{key} CLASS"
+    if key.endswith("optimizer.params"):  # which only the module can give
+        return (
+            f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
+        )
+    pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
+    value = re.search(pattern, message, re.MULTILINE)
+    if value and "Got value" not in reason:
+        reason = f"{value[1]!r}: {reason}"
+    if key:
+        reason = f"{key}: {reason}"
+    return reason[:400]
+
+
+def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
+    """Return the reason in words that users know, with a proposal if there is one.
+
+    The words of Python's typing become words of YAML: None is null, for example.
+
+    reason: One line of jsonargparse.
+    class_path: The class that the error is about, or "".
+    key: The setting with the error.
+    """
+    if reason.startswith(("module ", "No module named ")):
+        reason += did_you_mean(class_path, users_classes())
+    reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
+    reason = re.sub(r"^a class path \(str\).*", BESIDE, reason)
+    reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
+    reason = reason.replace("Got value: None", "There is no value")
+    if path := re.search(r"dot import path string: (\S+)", reason):
+        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
+        near = did_you_mean(path[1], paths)
+        reason = f"not an import path, such as {example}{near}"
+    pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
+    if listed := re.fullmatch(pattern, reason):
+        reason += f"; a list has brackets: [{listed[1]}]"
+    return reason
+
+
+def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:
+    """Return a proposal such as `; did you mean --model.lr?` for a setting that does
+    not exist, or "" if none is similar.
+
+    Only the last words are compared, so that --lr and --learning_rate find --model.lr.
+
+    name: The name as it was typed, with or without dashes.
+    parser: Its keys are proposed.
+    classes: {setting: import path of its class}. The arguments of these classes are
+        proposed, too. The last class is the likeliest.
+    """
+    names = [action.dest for action in arguments_of(parser)]
+    for key, class_path in classes.items():
+        if class_path:
+            arguments = parser_of(class_path).get_defaults().keys()
+            names += [f"{key}.{argument}" for argument in arguments]
+    typed = name.lstrip("-")
+    # a foreign class may lack the setting that a synonym stands for
+    synonyms = {word: key for word, key in SYNONYMS.items() if key != typed}
+    by_word = synonyms | {name.rpartition(".")[2]: name for name in names}
+    dashes = ""
+    if name.startswith("-"):
+        dashes = "--"
+    return did_you_mean(typed.rpartition(".")[2], by_word, dashes)
+
+
+def deepest_reason(message: str) -> tuple[str, str, str]:
+    """Return the key, the class path at this key, and the error itself, each "" if the
+    message does not have it.
+
+    The most indented error says most, because it is closest to the wrong value. Errors
+    with the same indent belong to the types of a union, and are joined with "or".
+
+    message: An indented tree. A line names a key, or a class, or an error.
+    """
+    keys = re.findall(r'Parser key "(.+?)":', message)
+    class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
+    reasons = {0: [""]}
+    for line in message.splitlines():
+        text = line.strip(" -")
+        if text and not text.startswith(NOISE):
+            indent = len(line) - len(line.lstrip(" -"))
+            reasons.setdefault(indent + 1, []).append(text)
+    reason = " or ".join(dict.fromkeys(reasons[max(reasons)]))
+    reason = reason.replace(" or Expected ", " or ")
+    return ".".join(dict.fromkeys(keys)), "".join(class_paths[-1:]), reason

@@ -1,0 +1,384 @@
+"""The record of a run: its settings, which of them the user named, and where it starts.
+
+Read `CommandLine` and `RunSpec` first. `CommandLine` reads the arguments of a command
+and its config files. `read_spec` makes a `RunSpec` of config files or of the settings
+in a checkpoint, and `new_spec` calls it for a new run. The rest checks settings and
+turns them into YAML.
+"""
+
+import argparse
+import copy
+import inspect
+import itertools
+import pkgutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+from torch import Tensor
+
+from lightbase.compat import none_has_to_fit, parse_unvalidated
+from lightbase.config.errors import SEE_HELP, UserError, imported
+from lightbase.config.names import RUN_LOCATION_KEYS, flatten
+from lightbase.config.parser import Parser, make_parser, parser_of
+from lightbase.config.paths import PROJECT
+from lightbase.config.yaml_files import path_of_class, read_config
+
+SWITCHES = ("print_config", "trust_checkpoint")
+"""Settings of one command, which the run does not keep. A switch that stands alone is
+true."""
+
+YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(None))
+"""Types of values that config.yaml can hold."""
+
+
+def first_parser() -> argparse.ArgumentParser:
+    """Return a parser of the flags that decide how the other arguments are read.
+
+    These are --config, --model, --data, where the run is, and the flags in `SWITCHES`.
+    `RunSpec.parser` reads the other arguments: it can be made only after the model's
+    class is known.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False
+    )
+    parser.add_argument("--config", "-c", action="append", default=[])
+    parser.add_argument("--model", "--model.class_path")
+    parser.add_argument("--data", "--data.class_path")
+    for name in RUN_LOCATION_KEYS:
+        parser.add_argument(f"--{name}")
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", nargs="?", const="true")
+    return parser
+
+
+class CommandLine:
+    """The arguments of a command.
+
+    args: The arguments as the shell splits them, without the name of the script.
+    configs: {path: content} of the --config files, in their order. They are read once.
+    first: {flag: text} for the flags of `first_parser` that were given, without
+        --config.
+    flags: All arguments but the --config files, as a list for the parser. Those of
+        `first` come first, because the classes decide which further flags there are.
+        The others are as `with_true` returns them.
+    file_settings: The settings of all config files by the names of flags, such as
+        "model.lr". If two files have the same setting, the later file counts.
+
+    Raises UserError for a config file that is missing or not valid, and for a flag of
+    `first_parser` without a value.
+    """
+
+    def __init__(self, args: Sequence[str]) -> None:
+        try:
+            options, others = first_parser().parse_known_args(args)
+        except argparse.ArgumentError as error:
+            problem = str(error).removeprefix("argument ")
+            raise UserError(problem, SEE_HELP, 2) from error
+        files = vars(options).pop("config")
+        self.configs = {path: read_config(PROJECT.found(path)) for path in files}
+        self.file_settings: dict[str, Any] = {}
+        for content in self.configs.values():
+            self.file_settings |= flatten(content)
+        self.first: dict[str, str] = {}
+        for name, value in vars(options).items():
+            if value == "":  # a variable of a shell that is not set
+                problem = f"--{name}= has no value"
+                raise UserError(problem, f"give one, or leave --{name} out", 2)
+            if value is not None:
+                self.first[name] = value
+        self.flags = [f"--{name}={value}" for name, value in self.first.items()]
+        self.flags += with_true(others)
+
+    @property
+    def names_experiment(self) -> bool:
+        """Whether the command names what to train: by a config file, or by --model and
+        --data together. Otherwise it trains the default experiment."""
+        return bool(self.configs) or {"model", "data"} <= self.first.keys()
+
+    @property
+    def model(self) -> str | None:
+        """The import path of --model, or None."""
+        return path_of_class(self.first.get("model", "")) or None
+
+    def place(self, key: str) -> str | None:
+        """Return a setting that says where the run is, as text, or None if it is null
+        or not given. A flag counts before the config files.
+
+        key: A flag of `first_parser`, such as "ckpt_path".
+        """
+        value = self.first.get(key, self.file_settings.get(key))
+        if value in (None, "null", ""):
+            return None
+        return str(value)
+
+
+def with_true(words: list[str]) -> list[str]:
+    """Return the arguments, with "=true" added to each flag of the model or the data
+    that has no value, such as --model.per_class. Switches of the Trainer need no value
+    either, but the parser knows those."""
+    arguments = []
+    for word, following in itertools.pairwise([*words, "--"]):
+        is_alone = "=" not in word and following.startswith("--")
+        is_help = word.endswith(".help")
+        if word.startswith(("--model.", "--data.")) and is_alone and not is_help:
+            word = f"{word}=true"
+        arguments.append(word)
+    return arguments
+
+
+def default_experiment() -> Path:
+    """Return the path of configs/default.yaml, which a command without an experiment
+    trains. Raises UserError if the file does not exist."""
+    if not PROJECT.default_config.is_file():
+        raise UserError(
+            "there is no configs/default.yaml, so a command has to name its experiment",
+            "give --config FILE, or both --model CLASS and --data CLASS",
+            2,
+        )
+    return PROJECT.default_config
+
+
+@dataclass
+class RunSpec:
+    """The record of one run.
+
+    config: All settings of the run, with defaults.
+    given: The names of the settings that the user has chosen, such as
+        "model.net.sizes", by flags or a YAML. For a saved run these are the settings
+        that its flags have changed.
+    parser: The parser that has read the settings. It also writes them as YAML, and
+        builds the objects that they describe.
+    is_saved: Whether the settings are those of a saved run. Then they are complete.
+    folder: The folder of a resumed run, otherwise None.
+    checkpoint: The file from which the training starts, otherwise None.
+    trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is
+        empty until `build` fills it.
+    """
+
+    config: Namespace
+    given: frozenset[str]
+    parser: Parser
+    is_saved: bool = False
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+
+def new_spec(line: CommandLine) -> RunSpec:
+    """Return the record of a new run, from the config files and the flags of a command.
+
+    With --print_config, print the settings as YAML and raise SystemExit with status 0.
+    Raises UserError for an unknown setting, or if data or an experiment is missing.
+    Types are checked later, by `validate`: the data may still fill in values.
+    """
+    contents = list(line.configs.values())
+    if not line.names_experiment:
+        contents = [read_config(default_experiment())]
+    return read_spec(contents, line, line.model or PROJECT.default_model)
+
+
+def read_spec(
+    contents: list[dict[str, Any]],
+    line: CommandLine,
+    model: str | None,
+    is_saved: bool = False,
+) -> RunSpec:
+    """Return the record of a run. A run without a name gets the name of the model's
+    class.
+
+    The later of two values counts, and flags count last. The defaults are added at the
+    end, so that `given` has only what the user has chosen.
+
+    contents: The settings of config files, or of a saved run, in their order.
+    line: Its flags count last. Its config files are not read here.
+    model: The class of the model, see `make_parser`.
+    is_saved: See `RunSpec`.
+    """
+    find_users_modules()
+    if model:
+        imported("model", model)
+    # the config of a Python object has its class only
+    builds_data = model is not None or "init_args" in entries(contents[0]["data"])
+    parser = make_parser(model, builds_data)
+    given = Namespace()
+    for content in contents:
+        # parsing changes its argument
+        content = copy.deepcopy(content)
+        given = parse_unvalidated(
+            parser.parse_object, content, namespace=given, defaults=False
+        )
+    parser.parsed = given
+    if "--trainer.help" in line.flags:
+        lines = parser.format_help().splitlines(keepends=True)
+        print("".join(line for line in lines if line.startswith("--trainer.")), end="")
+        raise SystemExit(0)
+    saved = {}
+    if is_saved:
+        saved = flatten(given.as_dict())
+    given = parse_unvalidated(
+        parser.parse_args, line.flags, namespace=given, defaults=False
+    )
+    now = flatten(given.as_dict())
+    names = frozenset(name for name in now if (name, now[name]) not in saved.items())
+    spec = RunSpec(with_defaults(parser, given), names, parser, is_saved)
+    config = spec.config
+    if config.pop("print_config"):
+        print(as_yaml(spec), end="")
+        raise SystemExit(0)
+    if config.get("data") is None:
+        for key in vars(config).keys() - vars(parser.get_defaults()).keys():
+            parser.error(f"Option {key!r} is not accepted")  # such as Hydra's defaults
+        raise UserError("the following arguments are required: data", SEE_HELP, 2)
+    if not config.name:
+        config.name = config.model["class_path"].rpartition(".")[2]
+    return spec
+
+
+def find_users_modules() -> None:
+    """Let imports find modules in the user's repository and in the working folder, as
+    `python -m` does. Python itself adds only scripts/, the folder of the script."""
+    for folder in (str(PROJECT.root), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def with_defaults(parser: Parser, settings: Any) -> Namespace:
+    """Return settings with the defaults of all others, in a form that YAML and
+    checkpoints can hold.
+
+    PositiveInt and similar types become plain numbers: a checkpoint with another number
+    could not be loaded.
+
+    settings: A dict, or what the parser has returned. Parsing changes it.
+    """
+    config = parse_unvalidated(parser.parse_object, settings)
+    for key, value in list(config.items()):
+        if isinstance(value, int | float):
+            config[key] = as_plain(value)
+    drop_objects(config)
+    return config
+
+
+def validate(spec: RunSpec, config: Namespace) -> None:
+    """Raise UserError if a value does not fit the type of its argument.
+
+    None has to fit, too. By default jsonargparse takes None for "not given", and would
+    accept `model.lr: null`.
+
+    config: All settings of the run, or a part of them.
+    """
+    try:
+        with none_has_to_fit():
+            spec.parser.validate(config, skip_required=True)
+    except (TypeError, ValueError, KeyError) as error:
+        spec.parser.error(str(error), error)
+
+
+def drop_objects(config: Any) -> None:
+    """Remove defaults that are objects, such as a functools.partial, in place.
+
+    YAML cannot hold such an object. The class has it as its default, so the saved
+    config does not need it. An object that differs from the default stays.
+
+    config: All settings or a part of them. Each {class_path: ..., init_args: {...}} in
+        it is searched, at any depth.
+    """
+    if isinstance(config, list):
+        for item in config:
+            drop_objects(item)
+    for inner in entries(config).values():
+        drop_objects(inner)
+    values = arguments(config)
+    for name, value in [*values.items()]:
+        is_object = not isinstance(value, YAML_TYPES) or isinstance(value, Enum)
+        # The default of a function's argument may be a class, as in torchvision's
+        # swin_t. jsonargparse would give the function a partial of this class.
+        if "class_path" in entries(value):
+            is_object = inspect.isroutine(pkgutil.resolve_name(config["class_path"]))
+        if is_object:
+            default = parser_of(config["class_path"]).get_defaults().get(name)
+            if repr(default) == repr(value):
+                del values[name]
+
+
+def as_yaml(spec: RunSpec) -> str:
+    """Return the settings as YAML text, as config.yaml and checkpoints have them. The
+    settings in `SWITCHES` are left out, and ckpt_path is null: the text describes the
+    run, not the command that started it."""
+    to_repeat = spec.config.clone()
+    to_repeat.ckpt_path = None
+    for key in SWITCHES:
+        to_repeat.pop(key, None)
+    return spec.parser.dump(to_repeat, skip_unset=False, skip_validation=True)
+
+
+def as_values(spec: RunSpec) -> dict[str, Any]:
+    """Return the settings of `as_yaml` as dicts, lists, texts and numbers."""
+    return yaml.safe_load(as_yaml(spec))  # type: ignore[no-any-return]
+
+
+def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
+    """Return the saved settings as plain values. Raise UserError if a setting changes
+    when they are read again: neither a resume nor a test could repeat such a run.
+
+    text: The settings as `as_yaml` returns them.
+    """
+    plain = yaml.safe_load(text)
+    config = with_defaults(spec.parser, copy.deepcopy(plain))
+    values = flatten(as_values(replace(spec, config=config)))
+    for key, value in flatten(plain).items():
+        if values.get(key) != value:
+            raise UserError(
+                "this config could not be read again, for a resume or a test:",
+                f"{key} would get another value",
+                2,
+            )
+    return plain
+
+
+def arguments(config: Any) -> dict[str, Any]:
+    """Return the init_args of {class_path: ..., init_args: {...}}, or an empty dict. A
+    change of the returned dict changes the config."""
+    return entries(entries(config).get("init_args"))
+
+
+def entries(config: Any) -> dict[str, Any]:
+    """Return a dict or Namespace as a dict, and an empty dict for any other value. A
+    change of the returned dict changes the config."""
+    if isinstance(config, Namespace):
+        return vars(config)
+    if isinstance(config, dict):
+        return config
+    return {}
+
+
+def as_plain(value: Any) -> Any:
+    """Return a copy of `value` that safe loading accepts. Objects that it would refuse,
+    such as paths, become text; a tuple becomes a list."""
+    if isinstance(value, dict):
+        return {str(key): as_plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(part) for part in value]
+    if value is None or type(value) is Tensor:
+        return value
+    for kind in (bool, int, float):
+        # jsonargparse's PositiveInt, for instance, is an int
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list unchanged, None as an empty list, and any other value as a list of
+    one. trainer.callbacks and trainer.logger may have any of these forms."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    return [value]

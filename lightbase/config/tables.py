@@ -1,0 +1,47 @@
+r"""Tables as text: for CSV files and for the terminal.
+
+Cells may hold names from files of somebody else. So in the terminal control characters
+become escapes such as \n.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from lightbase.config.errors import printable
+
+Table = Sequence[Sequence[object]]
+"""Rows of one length. The names of the columns are the first row."""
+
+
+def as_csv(rows: Table) -> bytes:
+    """Return the content of a CSV file in UTF-8, with numbers in all their digits.
+
+    rows: The names of the columns are the first row. None is an empty cell.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    # the name of a file may not be UTF-8
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def as_text(cell: object) -> str:
+    """Return a cell of a table for the terminal: floats have four significant digits,
+    and None is "-"."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    return printable(str(cell))
+
+
+def as_table(rows: Table) -> list[str]:
+    """Return the lines of a table with aligned columns, for the terminal. See `as_text`
+    for the cells.
+
+    rows: The names of the columns are the first row. All rows have the same length.
+    """
+    texts = [list(map(as_text, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    form = "  ".join(f"{{:<{width}}}" for width in widths)  # "{:<5}  {:<7}"
+    return [form.format(*words).rstrip() for words in texts]

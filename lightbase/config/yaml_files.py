@@ -1,0 +1,200 @@
+"""The user's config files, and the names of the user's classes.
+
+Read `read_config` first. The classes are found by searching the source code as text:
+the messages of errors and --help list them, and need not import torch for that.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import lightbase
+from lightbase.config.errors import UserError, did_you_mean, say
+from lightbase.config.files import read_text, relative_to_cwd
+from lightbase.config.paths import PROJECT
+
+EXAMPLE = (
+    "write `key: value`, indented with spaces; configs/mnist_mlp.yaml is an example"
+)
+
+TAG_ERRORS = (LookupError, AttributeError)
+"""What PyYAML raises for the tags in "!!bool x" and "!!timestamp x"."""
+
+MAX_VALUES = 100_000
+"""Far above the number of values in any config that a person writes."""
+
+SCALARS = {
+    "str": r"[-+]?(0[\d_]+|\d[\d_]*(:[\d_.]+)+)$",
+    "float": r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$",
+}
+"""Text and numbers that YAML 1.1 would read as something else."""
+
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
+"""The name of a class at the top level of a file."""
+
+IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
+"""Keys of a config whose text may be an import path."""
+
+MOVED = {
+    "lightbase.core.checkpoint": "lightbase.run.checkpoint",
+    "lightbase.core.curves": "lightbase.model.curves",
+    "lightbase.core.metrics": "lightbase.model.metrics",
+    "lightbase.extras.device_monitor": "lightbase.watch.device_monitor",
+    "lightbase.extras.figures": "lightbase.watch.figures",
+    "lightbase.extras.progress": "lightbase.watch.progress",
+    "lightbase.extras.step_timer": "lightbase.watch.step_timer",
+}
+"""Where classes stand now that a config of version 0.4.0 may name."""
+
+
+REMOVED = "steps_per_execution"
+"""A setting of an earlier version that changed no result. It is left out."""
+
+
+def read_numbers_as_flags(loader: Any) -> None:
+    """Let a loader of PyYAML read 1e3 as a number, and 042, 12:30:45 and dates as text.
+    For a setting with the type int the parser makes 42 of 042, as in a flag.
+
+    In YAML 1.1, 1e3 is text, 042 is 34, and 12:30:45 is 45045 in base 60.
+    """
+    pairs = [
+        (f"tag:yaml.org,2002:{kind}", re.compile(pattern))
+        for kind, pattern in SCALARS.items()
+    ]
+    resolvers = loader.yaml_implicit_resolvers
+    loader.yaml_implicit_resolvers = {
+        first: [*pairs, *others] for first, others in resolvers.items()
+    }
+    loader.add_constructor("tag:yaml.org,2002:timestamp", loader.construct_yaml_str)
+
+
+class ConfigLoader(yaml.SafeLoader):
+    """Loads YAML, and refuses a mapping that has a key twice. PyYAML would drop the
+    first value without a message. See `read_numbers_as_flags`."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return a mapping as a node of YAML. Raises MarkedYAMLError for a key that
+        stands in it twice."""
+        node = super().compose_mapping_node(anchor)
+        keys = set()
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
+                )
+            keys.add(key.value)
+        return node
+
+
+read_numbers_as_flags(ConfigLoader)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a config file, with today's import paths and without the
+    setting `REMOVED`.
+
+    Types of values are not checked here, and keys need not exist: the parser does this.
+    Raises UserError for a file that is missing, unreadable, empty or no mapping.
+    """
+    try:
+        content = checked(yaml.load(read_text(path), ConfigLoader))
+    except OSError as error:
+        near = did_you_mean(path.stem, config_files(path.parent))
+        raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
+    except (*TAG_ERRORS, ValueError, RecursionError, yaml.YAMLError) as error:
+        # PyYAML does not know the name of the file
+        reason = str(error).replace('"<unicode string>", ', "")
+        reason = " ".join(reason.split())[:200]
+        problem = f"config {path}: not valid YAML: {reason}"
+        raise UserError(problem, EXAMPLE, 2) from error
+    if not isinstance(content, dict):
+        raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
+    if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
+        raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
+    if content.pop(REMOVED, None) not in (None, 1):
+        say(f"config {path}: {REMOVED} has no effect any more; it changed no result")
+    return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
+
+
+def checked(config: Any) -> Any:
+    """Return the config unchanged. Raise ValueError if it has more than `MAX_VALUES`
+    values.
+
+    YAML allows this in a few lines. An alias inside its anchor makes levels without
+    end, and aliases of aliases make billions of values.
+    """
+    waiting = [config]
+    num_values = 0
+    while waiting:
+        value = waiting.pop()
+        num_values += 1
+        if num_values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+    return config
+
+
+def renamed(config: Any, package: str, key: str = "") -> Any:
+    """Return a copy of a saved config with today's import paths. They differ if the
+    user has renamed the package since, or if a class has moved since version 0.3.
+
+    package: The name of the user's package when the config was written.
+    key: The key of `config`, which is one value of a larger config. Only the values of
+        `IMPORT_PATH_KEYS` can be import paths.
+    """
+    if isinstance(config, dict):
+        return {
+            name: renamed(value, package, str(name)) for name, value in config.items()
+        }
+    if isinstance(config, list):
+        return [renamed(value, package) for value in config]
+    first, _, name = str(config).rpartition(".")
+    if f"{first}.".startswith("lightbase.") and isinstance(config, str):
+        if name == "Features":  # in version 0.3 it was part of the library
+            return f"{PROJECT.package}.data.features.Features"
+        if name in lightbase.MODULES:
+            return f"lightbase.{lightbase.MODULES[name]}.{name}"
+    if key in IMPORT_PATH_KEYS and first in MOVED:
+        return f"{MOVED[first]}.{name}"
+    if key in IMPORT_PATH_KEYS and str(config).startswith(f"{package}."):
+        return PROJECT.package + str(config).removeprefix(package)
+    return config
+
+
+def config_files(folder: Path) -> dict[str, str]:
+    """Return {name without .yaml: path} of the YAML files in configs/ and in `folder`.
+    A file in `folder` counts before a file of the same name in configs/."""
+    files = [*sorted(PROJECT.configs.glob("*.y*ml")), *sorted(folder.glob("*.y*ml"))]
+    return {file.stem: relative_to_cwd(file) for file in files}
+
+
+def users_classes() -> list[str]:
+    """Return the import path of each class in the user's package. No file is imported.
+    Classes inside other classes or functions are left out."""
+    classes = []
+    for file in sorted((PROJECT.root / PROJECT.package).rglob("*.py")):
+        path = file.relative_to(PROJECT.root).with_suffix("")
+        module = ".".join(path.parts).removesuffix(".__init__")
+        for name in CLASS.findall(file.read_text("utf-8", "replace")):
+            classes.append(f"{module}.{name}")
+    return classes
+
+
+def path_of_class(name: str) -> str:
+    """Return the import path for the bare name of a class, such as "MLP".
+
+    The class has to be in the user's package, and no other class there may have this
+    name, or it is a public name of the library. Any other text is returned unchanged.
+    """
+    if name[:1].isupper():
+        paths = [path for path in users_classes() if path.endswith(f".{name}")]
+        if len(paths) == 1:
+            return paths[0]
+        if not paths and name in lightbase.MODULES:
+            return f"lightbase.{name}"
+    return name

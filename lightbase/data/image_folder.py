@@ -1,0 +1,246 @@
+"""Folders of image files: a function that finds the images, and the data module
+`ImageFolder`, which reads the images while training.
+"""
+
+import fnmatch
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from lightbase.config.errors import UserError, say
+from lightbase.data.images import read_image
+from lightbase.data.module import BaseDataModule
+from lightbase.data.transforms import crop_and_flip, to_float
+
+SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jfif")
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+}
+"""The split that a folder is for, by its name in lower case."""
+
+PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
+"""The splits of a folder that has the classes alone."""
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files below the folder, at any depth, sorted. Hidden files and folders
+    are left out: macOS makes files such as `._1.jpg`."""
+    files = []
+    read = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        # os.walk goes on with these; a link may lead to a folder again and again
+        folders[:] = fnmatch.filter(folders, "[!.]*")
+        real = os.path.realpath(path)
+        if real in read:
+            folders.clear()
+        read.add(real)
+        files += [Path(path, name) for name in fnmatch.filter(names, "[!.]*")]
+    return sorted(files)
+
+
+def is_image(path: Path) -> bool:
+    """Return whether a name ends with one of SUFFIXES, in upper or lower case, and is
+    the name of a file."""
+    # opening a pipe would wait for ever for a writer
+    return path.name.lower().endswith(SUFFIXES) and path.is_file()
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Return the images below the folder, sorted, see `files_in` and `is_image`."""
+    return [*filter(is_image, files_in(folder))]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the subfolders, sorted. Hidden ones are left out, such as
+    .ipynb_checkpoints."""
+    return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
+
+
+def images_by_class(folder: Path, seen: set[Any]) -> dict[str, list[Path]]:
+    """Return {class: images}. Each subfolder of `folder` with an image below it is a
+    class; its name is the name of the class. Print a line about the files that are left
+    out. Raise UserError if a name is not UTF-8: no picture could show it.
+
+    seen: The images so far, also of other splits. A file with a second path is taken
+        once.
+    """
+    classes: dict[str, list[Path]] = {}
+    left_out: Counter[str] = Counter()
+    for path in folders_in(folder):
+        name = path.name
+        if name != name.encode(errors="replace").decode():
+            raise UserError(
+                f"{path}: the name of the class is not UTF-8", "rename the folder"
+            )
+        for file in files_in(path):
+            if not file.is_file():
+                left_out["broken links"] += 1
+                continue
+            if not is_image(file):
+                left_out[file.suffix.lower() or file.name] += 1
+                continue
+            key = file.stat()[1:3]  # inode and device
+            if key in seen:
+                left_out["links to images that are read already"] += 1
+                continue
+            seen.add(key)
+            classes.setdefault(name, []).append(file)
+    if left_out:
+        texts = [f"{count:,} {kind}" for kind, count in left_out.most_common(9)]
+        say(f"Images: left out of {folder.name}/ are {', '.join(texts)}")
+    return classes
+
+
+@dataclass(eq=False)
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """A Dataset of pairs (image, class number). An image is uint8 (C, H, W). It is read
+    from its file each time it is needed.
+
+    Args:
+        files: The image files.
+        targets: The class number of each file.
+        shape: Channels, height and width. Each image is converted to this shape.
+    """
+
+    files: list[Path]
+    targets: list[int]
+    shape: tuple[int, int, int]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image and its class number. Raise UserError with the name of the
+        file if the file is damaged."""
+        file = self.files[index]
+        try:
+            return read_image(file, self.shape), self.targets[index]
+        except UserError as error:
+            raise UserError(
+                f"{file} cannot be read: {error}; mend, shrink or remove it"
+            ) from error
+
+
+class ImageFolder(BaseDataModule):
+    """Images of any size in folders. The network gets them as float32 in [0, 1].
+
+    Two layouts work. Either the folders are data_dir/train/CLASS, and test and val
+    beside train if they exist. Or the folders are data_dir/CLASS; then a seeded fifth
+    of each class is the test set. Images may lie in subfolders of CLASS. Hidden files
+    and folders are left out.
+
+    Args:
+        data_dir: The folder with `train`, or with the classes.
+        image_shape: Channels (1 for grey, 3 for colour), height and width. All images
+            are converted to this shape.
+        num_workers: Processes that read the images. The default is one for each core,
+            but at most 8.
+        random_crop: Shift each training image at random by up to this many pixels. 0
+            does not shift them.
+        random_flip: Mirror each training image left to right with probability 1/2.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        image_shape: tuple[Literal[1, 3], PositiveInt, PositiveInt] = (3, 64, 64),
+        num_workers: NonNegativeInt | None = None,
+        random_crop: NonNegativeInt = 0,
+        random_flip: bool = False,
+        **kwargs,
+    ) -> None:
+        if num_workers is None:
+            num_workers = min(8, os.cpu_count() or 1)
+        super().__init__(data_dir=data_dir, num_workers=num_workers, **kwargs)
+        self.image_shape: tuple[int, int, int] = image_shape
+        self.random_crop = random_crop
+        self.random_flip = random_flip
+
+    @cached_property
+    def files(self) -> dict[str, dict[str, list[Path]]]:
+        """{split: {class: images, sorted}}. If no folder of classes has a name in
+        SPLITS, data_dir has the classes, and each is divided into training and test:
+        see `seeded_part`. Raise UserError if both layouts are possible."""
+        files: dict[str, dict[str, list[Path]]] = {}
+        seen: set[Any] = set()
+        others = []
+        for path in folders_in(self.data_dir):
+            split = SPLITS.get(path.name.lower(), "")
+            classes = {}
+            if split and split not in files:
+                classes = images_by_class(path, seen)
+            if classes:
+                files[split] = classes
+            elif list_images(path):
+                others.append(path.name)
+        if others and files.keys() == {"train"}:
+            raise UserError(
+                f"data.data_dir {self.data_dir}: its folders {others[0]}/ and train/ "
+                "may be two classes, or train/ the training set",
+                "rename train/ if it is a class; otherwise move the others away",
+            )
+        if files:
+            return files
+        if not self.fold:
+            say("Images: no train/ and test/: a fifth of each class is the test")
+        for name, paths in images_by_class(self.data_dir, seen).items():
+            for part in PARTS:
+                index = self.seeded_part(len(paths), part)
+                files.setdefault(part, {})[name] = [paths[i] for i in index]
+        return files
+
+    @property
+    def own_splits(self) -> list[str]:  # type: ignore[override]
+        """The splits that have at least one image."""
+        return [split for split, classes in self.files.items() if any(classes.values())]
+
+    @cached_property  # unlike a property, it can be assigned, from a checkpoint
+    def classes(self) -> list[str]:  # type: ignore[override]
+        """The names of the classes in the training set, sorted. Raise UserError if it
+        has no image."""
+        if not self.files.get("train"):
+            raise UserError(
+                f"data.data_dir {self.data_dir}: no image in train/CLASS/, nor CLASS/"
+            )
+        return list(self.files["train"])
+
+    def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
+        """Return the images of a split, class by class. No file is opened yet. Raise
+        UserError for a class that the training set does not have: the network has no
+        output for it."""
+        if split == "val":
+            say("Images: validation has a folder; data.val_fraction has no effect")
+        files: list[Path] = []
+        targets: list[int] = []
+        for name, images in self.files[split].items():
+            if name not in self.classes:
+                raise UserError(
+                    f"data.data_dir {self.data_dir}: {split} has a class that the "
+                    f"training had not: {name}"
+                )
+            files += images
+            targets += [self.classes.index(name)] * len(images)
+        return ImageFiles(files, targets, self.image_shape)
+
+    def normalize(self, inputs: Tensor) -> Tensor:
+        """Scale the images from [0, 255] to [0, 1]."""
+        return to_float(inputs)
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        """Shift and mirror training images, if the arguments ask for it."""
+        return crop_and_flip(inputs, self.random_crop, self.random_flip)

@@ -1,0 +1,250 @@
+"""Which samples are for training, validation and test: seeded splits and folds.
+
+`BaseDataModule` calls these functions. A split depends only on the number of samples,
+their classes and groups, and the seed, so it is the same on any machine. Stratified and
+grouped splits may change with the version of scikit-learn.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightbase.config.errors import UserError, first_line
+from lightbase.data.batches import (
+    DatasetSamples,
+    Samples,
+    TensorBatches,
+    seeded_order,
+    spread,
+    tensors_in,
+)
+
+NUM_DRAWS = 50
+"""How often a number of groups is drawn: more draws hardly come nearer to a share."""
+
+NUM_READ = 8
+"""How many samples a fingerprint reads."""
+
+LISTS_OF_FILES = ("samples", "files", "images")
+"""Attributes in which Datasets, such as those of torchvision, keep their files."""
+
+
+class Fold(NamedTuple):
+    """The fold that is the test set. The samples are divided into `num_folds` folds;
+    this is fold `number`, from 0. `seed` decides which samples are in which fold."""
+
+    number: int
+    num_folds: int
+    seed: int
+
+
+def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
+    """Return the fold of the flags, or None if both are missing. Raise UserError if
+    only one is given, if there are fewer than two folds, or if the fold does not exist.
+
+    Args:
+        number: The flag data.fold.
+        num_folds: The flag data.num_folds.
+        seed: The flag data.split_seed.
+    """
+    if number is None and num_folds is None:
+        return None
+    if number is None or num_folds is None or not number < num_folds or num_folds < 2:
+        raise UserError(
+            f"data.fold {number} of data.num_folds {num_folds}: no such fold",
+            "give both; the folds have the numbers from 0 to num_folds - 1",
+            2,
+        )
+    return Fold(int(number), int(num_folds), seed)
+
+
+def divide(index: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the chosen values of `index` and the others, both in its order.
+
+    index: int64 (N,).
+    chosen: The positions of the chosen values, int64 (M,), in any order.
+    """
+    is_chosen = torch.isin(torch.arange(len(index)), chosen)
+    return index[is_chosen], index[~is_chosen]
+
+
+def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
+    """Return the positions of the samples in a fold, int64.
+
+    The sizes of two folds differ by at most one, and so do the numbers of samples of
+    each class: the folds are stratified. With the kind "grouped", no group is in two
+    folds, and the folds are as equal as whole groups allow. Raise UserError if there
+    are fewer samples or groups than folds.
+
+    Args:
+        kind: The flag data.val_split.
+        classes: The class number of each sample, int64 (N,). All are 0 if they are
+            unknown.
+        groups: The number of each sample's group, an array (N,), for "grouped".
+    """
+    num = len(classes)
+    if num < fold.num_folds:
+        raise UserError(
+            f"data.num_folds {fold.num_folds}: there are only {num} samples", status=2
+        )
+    if kind == "grouped":
+        from sklearn.model_selection import StratifiedGroupKFold  # it takes seconds
+
+        splitter = StratifiedGroupKFold(
+            fold.num_folds, shuffle=True, random_state=fold.seed
+        )
+        if classes.unique(return_counts=True)[1].max() < fold.num_folds:
+            classes = 0 * classes  # no class has a sample for each fold
+        with warnings.catch_warnings(action="ignore"):  # a class may have few samples
+            return [*parts_of(splitter, classes, groups)][fold.number]
+    order = seeded_order(num, fold.seed)
+    # class by class, shuffled within a class; then every n-th sample is taken
+    order = order[classes[order].argsort(stable=True)]
+    return order[fold.number :: fold.num_folds]
+
+
+def part_indices(
+    kind: str, fraction: float, seed: int, classes: Tensor, groups: Any
+) -> Tensor:
+    """Return the positions of the samples in a part of a set, int64.
+
+    With the kind "stratified", the part has the same share of each class, within one
+    sample. With "grouped", all samples of a group are in the part, or none: groups are
+    drawn many times, and the draw with the nearest number of samples is taken. Raise
+    UserError if one of the sides would be empty, or if a class has too few samples.
+
+    Args:
+        fraction: The share of the samples, in [0, 1].
+        kind, classes, groups: See `fold_indices`.
+    """
+    num = len(classes)
+    num_chosen = round(num * fraction)
+    if not 0 < num_chosen < num:
+        raise UserError(
+            f"data.val_fraction {fraction} of {num} samples is {num_chosen} samples",
+            "give more samples, or another --data.val_fraction",
+        )
+    if kind == "random":
+        return seeded_order(num, seed)[:num_chosen]
+    from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
+
+    if kind == "stratified":
+        splitter = StratifiedShuffleSplit(1, test_size=num_chosen, random_state=seed)
+        return next(parts_of(splitter, classes))
+    num_groups = len(np.unique(groups))
+    draws = []
+    # without the largest groups, a share of the samples takes more groups
+    for share in (fraction, 2 * fraction, 4 * fraction):
+        size = min(max(1, round(share * num_groups)), num_groups - 1)
+        splitter = GroupShuffleSplit(NUM_DRAWS, test_size=size, random_state=seed)
+        draws.append(parts_of(splitter, classes, groups))
+    return min(chain(*draws), key=lambda part: abs(len(part) - num_chosen))
+
+
+def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Tensor]:
+    """Yield the positions of the samples in each part that a splitter of scikit-learn
+    makes, int64. Raise UserError if it cannot make them."""
+    try:
+        for _, part in splitter.split(classes, classes, groups):
+            yield torch.as_tensor(part)
+    except ValueError as error:
+        raise UserError(
+            f"data.val_split cannot divide the samples: {first_line(error)}",
+            "give more samples or groups, or another --data.val_split",
+            2,
+        ) from error
+
+
+def as_groups(labels: Any, num: int, name: str) -> Any:
+    """Return a number for the group of each sample, int64 (num,).
+
+    labels: Integers or texts. Equal texts are a group, so that missing labels are one.
+    name: The class of the data module, for the message.
+    Raise UserError if there is not one label for each sample.
+    """
+    _, groups = np.unique(np.asarray(labels).astype(str), return_inverse=True)
+    if groups.shape != (num,):
+        raise UserError(
+            f"data.val_split grouped: {name} has {num} samples, and groups of the "
+            f"shape {groups.shape}",
+            f"write {name}.groups(split): it returns a label for each sample; without "
+            "a test set, give them to seeded_part",
+            2,
+        )
+    return groups
+
+
+def hash_of(index: Tensor) -> str:
+    """Return a hash of the positions of samples, int64 (N,), as text."""
+    return hashlib.sha256(index.numpy().tobytes()).hexdigest()
+
+
+def fingerprint(samples: Samples) -> str:
+    """Return a hash that tells the samples of a set, and their order, from others. It
+    is the same on any machine, and after the folder of the data has moved.
+
+    It depends on the classes, and on some samples of arrays. Of a Dataset it depends on
+    the classes in the attribute `targets` and the names of the files. If it has
+    neither, a few samples are read, and count unless they are random.
+    """
+    dataset: Any = samples
+    if isinstance(samples, DatasetSamples):
+        dataset = samples.dataset
+    content = names_of_files(dataset) + bytes_of(class_numbers(samples))
+    if not content or isinstance(dataset, TensorBatches):
+        for i in spread(len(samples), NUM_READ).tolist():
+            first = bytes_of(samples.__getitems__([i]))
+            if first == bytes_of(samples.__getitems__([i])):
+                content += first
+    return hashlib.sha256(content + str(len(samples)).encode()).hexdigest()
+
+
+def names_of_files(dataset: Any) -> bytes:
+    """Return the names of a Dataset's files, without their folders, or b"" if there are
+    none, see LISTS_OF_FILES."""
+    names = []
+    for attribute in LISTS_OF_FILES:
+        files = getattr(dataset, attribute, None)
+        if not isinstance(files, list):
+            continue
+        for file in files:
+            if isinstance(file, tuple):  # with the class number
+                file, *_ = file
+            if isinstance(file, str | Path):
+                names.append(Path(file).name)
+    return "\n".join(names).encode(errors="replace")
+
+
+def bytes_of(values: Any) -> bytes:
+    """Return the content of tensors for a hash. Floats are rounded to 8 bits: generated
+    data may differ in the last bits on another machine.
+
+    values: Tensors in any structure.
+    """
+    content = b""
+    for tensor in tensors_in(values):
+        numbers = tensor
+        if tensor.is_floating_point():
+            numbers = tensor.bfloat16().float()
+        content += numbers.numpy().tobytes()
+    return content
+
+
+def class_numbers(samples: Samples) -> Tensor | None:
+    """Return the class number of each sample, int64 (N,). Return None if the targets
+    are not one integer for each sample, or if they are unknown. No sample is read:
+    arrays are in memory, and a Dataset may have an attribute `targets`."""
+    try:
+        targets = torch.as_tensor(samples.targets)
+    except (TypeError, ValueError, RuntimeError):  # they are None, or not numbers
+        return None
+    if targets.shape != (len(samples),) or targets.is_floating_point():
+        return None
+    return targets.long()

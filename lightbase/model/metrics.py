@@ -1,0 +1,478 @@
+"""Means and metrics of many batches: the values of the curves.
+
+`Accumulator` adds up the batches of a stage. The functions below it are its steps: the
+sums of the means, the value of a metric as numbers, and the names of the curves.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers import ClasswiseWrapper
+from torchmetrics.wrappers.abstract import WrapperMetric
+
+from lightbase.config.errors import UserError, first_line
+from lightbase.data.batches import map_tensors, tensors_in, to_host
+
+Metrics = dict[str, Metric | None] | MetricCollection
+
+WAY_OUT = (
+    "does it fit the task? Metrics of classes take class numbers int64 (N,), such as "
+    "argmax(1) of one-hot targets"
+)
+
+# Batches wait until their outputs hold so many numbers: one update of the metrics for
+# many batches costs hardly more than an update for one batch.
+MAX_NUMBERS = 2**20
+
+MAX_BATCHES = 1000
+
+TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
+"""Packages whose metrics need integers as targets."""
+
+COUNTED = "counted targets"
+"""The name of a value that is no curve: the share of the targets that the loss does not
+ignore. The loss is weighted by it."""
+
+
+class Accumulator:
+    """Means over samples of the loss and other values, and metrics of outputs and
+    targets.
+
+    `add` only puts a batch into lists. `flush` adds all waiting batches to the sums and
+    metrics, when a result is wanted or when too many batches wait.
+
+    By default `flush` copies the waiting batches to the CPU in one transfer, and
+    computes there: on a GPU, the accuracies of the curve and of the epoch would start
+    some fifty kernels. It computes on the GPU if there are several processes, or if a
+    metric has a network. It also does so after too many batches have waited once.
+
+    metrics: Metrics that no other accumulator uses.
+    prefix: The beginning of the names of the curves, such as "val/".
+    classes: Names for metrics that have a value for each class.
+    epoch: The accumulator of the whole epoch, or None. Every batch is added to it, too;
+        it is reset separately.
+    sums: Tensor (names + 1,): the sums over the samples of each value, and the number
+        of samples. It is None without a sample.
+    non_scalar_values: Values of metrics in the newest result that are no curves, such
+        as a confusion matrix.
+    is_on_host: Whether `flush` computes on the CPU.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricCollection,
+        prefix: str = "",
+        classes: Sequence[str] = (),
+    ) -> None:
+        self.metrics = metrics
+        self.prefix = prefix
+        self.classes = as_curve_names(classes)
+        self.epoch: Accumulator | None = None
+        self.non_scalar_values: dict[str, Any] = {}
+        self.is_on_host = not dist.is_initialized() and not [*metrics.parameters()]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all samples."""
+        self.names: tuple[str, ...] = ()
+        self.sums: Tensor | None = None
+        self.has_metrics = False
+        # how many targets of classification metrics are no class numbers
+        self.num_broken: Any = 0
+        self.metrics.reset()
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        """Empty the lists of batches that wait for `flush`."""
+        self.values: list[Tensor] = []  # of the waiting batches, one after the other
+        self.sizes: list[int] = []
+        self.pairs: list[tuple[Any, Any]] = []  # outputs and targets
+        self.num_waiting = 0  # numbers in the outputs
+
+    def has_samples(self) -> bool:
+        """Return whether a batch was added since the last reset."""
+        return bool(self.sizes) or self.sums is not None
+
+    def add(
+        self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any
+    ) -> None:
+        """Add a batch.
+
+        size: The number of its samples.
+        values: Means over the batch, tensors () by name.
+        outputs, targets: (N, ...), for the metrics. If one of them is None, the metrics
+            get nothing.
+
+        Raise ValueError if the names are not the names of the earlier batches of the
+        epoch.
+        """
+        names = self.names
+        if self.epoch and not names:
+            names = self.epoch.names
+        if names and names != tuple(values):
+            raise ValueError(f"track() was given {[*values]} now and {[*names]} before")
+        self.names = tuple(values)
+        self.values += [value.detach() for value in values.values()]
+        self.sizes.append(size)
+        if outputs is not None and targets is not None and len(self.metrics):
+            # A compiled network may use the memory of its outputs again.
+            outputs = map_tensors(torch.clone, outputs)
+            self.pairs.append((outputs, targets))
+            self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
+        if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:
+            self.is_on_host = False  # from now on: a transfer would wait for the GPU
+            self.flush()
+
+    def flush(self) -> None:
+        """Add the batches that wait to the sums and the metrics, here and in
+        `epoch`."""
+        if not self.sizes:
+            return
+        values = torch.stack(self.values)
+        pairs: dict[bool, Any] = {}
+        if self.pairs:
+            pairs = {sees_batches(x): self.pairs for x in self.metrics.values()}
+        if False in pairs:
+            pairs[False] = concatenated(self.pairs)
+        if self.is_on_host:
+            values, pairs = to_host((values, pairs))
+        sums = sums_of(values.view(len(self.sizes), -1), self.sizes)
+        self.merge(self.names, sums, pairs)
+        if self.epoch:
+            self.epoch.merge(self.names, sums, pairs)
+        self._forget_waiting()
+
+    def merge(
+        self, names: tuple[str, ...], sums: Tensor, pairs: dict[bool, Any]
+    ) -> None:
+        """Add samples to the sums and the metrics. They move to the device of `sums`.
+
+        names: The names of the values.
+        sums: (names + 1,), in the same form as the attribute `sums`.
+        pairs: The outputs and targets of batches: {True: of each batch, False: of
+            several batches together}, for metrics that `sees_batches` tells apart.
+        """
+        self.names = names
+        if self.sums is not None:
+            sums = self.sums.to(sums) + sums
+        self.sums = sums
+        self.metrics.to(sums.device, non_blocking=sums.is_cuda)
+        if pairs:
+            self.has_metrics = True
+        with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
+            for name, metric in self.metrics.items():
+                for outputs, targets in pairs.get(sees_batches(metric), []):
+                    self.update(name, metric, outputs, targets)
+
+    def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
+        """Add a batch to a metric. Metrics of classes or masks need integers, so
+        targets of floating-point numbers are converted for them. `num_broken` counts
+        the targets that this changes, and those that are no class; `result` refuses
+        them.
+
+        Raise UserError if a metric of torchmetrics refuses its input. An error in
+        another metric may be a bug, and is raised as it is.
+        """
+        labels = targets
+        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
+        if is_float and takes_labels(metric):
+            labels = targets.long()
+            # .item() would wait for the GPU: `result` looks at the number
+            self.num_broken = self.num_broken + (labels != targets).sum()
+            # One-hot targets: torchmetrics would take each 0 and 1 for a class. Outputs
+            # that are class numbers may have the shape of the targets.
+            is_multiclass = "Multiclass" in type(metric).__name__
+            if is_multiclass and outputs.is_floating_point():
+                self.num_broken += int(outputs.shape == targets.shape)
+        elif isinstance(targets, Tensor):
+            self.num_broken = self.num_broken + num_outside(metric, targets)
+        problem = f"{name} cannot take outputs and targets"
+        with short_metric_errors(metric, problem, outputs, targets):
+            metric.update(outputs, labels)
+
+    def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the means and metrics over the samples of all processes, and
+        `num_samples`: {curve: tensor ()}. Return nothing if there was no batch. Set
+        `non_scalar_values`. Call `reset` after it.
+
+        reduce: A function that returns the sum of a tensor over all processes.
+
+        A metric that is not defined for a single sample is NaN in a point of train/.
+
+        Raise UserError if a classification metric got targets that are no class
+        numbers, or if two values have one name.
+        """
+        self.flush()
+        if self.sums is None:
+            return {}
+        total = reduce(self.sums)
+        if reduce(self.num_broken) > 0:
+            raise UserError(
+                "a classification metric got targets that are no whole numbers from 0 "
+                "to num_classes - 1",
+                "give class numbers (argmax(1) of one-hot targets), round them, give "
+                "the ignore_index of the loss to the metric, or take a metric of "
+                "torchmetrics.regression",
+            )
+        names = [f"{self.prefix}{name}" for name in self.names]
+        curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
+        if COUNTED in self.names:
+            curves[f"{self.prefix}loss"] /= curves.pop(f"{self.prefix}{COUNTED}")
+        self.non_scalar_values = {}
+        for name, metric in self._measured():
+            # some metrics look at the outputs only here
+            problem = f"{name} cannot be computed from these outputs"
+            with short_metric_errors(metric, problem):
+                try:
+                    value = metric.compute()
+                except ValueError:
+                    if self.prefix != "train/" or total[-1] > 1:
+                        raise
+                    value = total.new_tensor(torch.nan)  # R2 of one sample
+            parts = numbers(f"{self.prefix}{name}", value, self.classes)
+            for curve, part in parts.items():
+                if curve in curves:
+                    raise UserError(
+                        f"two curves have the name {curve!r}: rename the metric or the "
+                        "value",
+                        status=2,
+                    )
+                if isinstance(part, Tensor) and part.dim() == 0:
+                    curves[curve] = part
+                else:
+                    self.non_scalar_values[curve.removeprefix(self.prefix)] = part
+        curves[f"{self.prefix}num_samples"] = total[-1]
+        return curves
+
+    def _measured(self) -> list[tuple[str, Metric]]:
+        """Return the names and metrics if the metrics got a batch, else nothing.
+        torchmetrics warns if a metric without a batch is computed."""
+        return [*self.metrics.items()] if self.has_metrics else []
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums and the states of the metrics for a checkpoint, on the CPU:
+        other processes may not see the GPU of this one.
+
+        Wrappers are left out, because their states are in other metrics. They start
+        from zero after a resume.
+        """
+        self.flush()
+        states = {}
+        for name, metric in self._measured():
+            if not isinstance(metric, WrapperMetric):
+                states[name] = metric.metric_state
+        state = {"names": self.names, "sums": self.sums, "metrics": states}
+        return to_host(state)  # type: ignore[no-any-return]
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state from a checkpoint. Call this before the first batch.
+
+        state: The result of `state`. The metrics may have changed since then: a new
+            one starts from zero.
+
+        Raise KeyError if a metric lacks a part of its state.
+        """
+        if state["sums"] is None:
+            return
+        self.merge(tuple(state["names"]), state["sums"], {})
+        saved = state["metrics"]
+        for name, metric in self.metrics.items():
+            if name not in saved:
+                continue
+            # Metric.merge_state would divide a mean by the number of updates, which is
+            # 0 here.
+            for attribute in metric.metric_state:
+                setattr(metric, attribute, saved[name][attribute])
+        self.has_metrics = bool(saved)
+
+
+def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
+    """Return (names + 1,): the sums over samples, and the number of samples. The dtype
+    is float64, on Apple GPUs float32.
+
+    values: (batches, names), means over each batch.
+    sizes: The number of samples in each batch.
+    """
+    # Metal has no float64
+    values = values.float() if values.is_mps else values.double()
+    weights: Any = sizes[0]
+    if len(set(sizes)) > 1:  # rare: copying a list to the GPU waits for it
+        weights = values.new_tensor(sizes)[:, None]
+    num_samples = values.new_full((1,), sum(sizes))
+    return torch.cat([(values * weights).sum(0), num_samples])
+
+
+def num_outside(metric: Metric, targets: Tensor) -> Any:
+    """Return how many targets are neither classes of a metric nor ignored by it. It is
+    0 for a metric that checks its targets itself.
+
+    targets: Integers of any shape.
+    """
+    options = vars(metric)
+    if options.get("validate_args", True) or not options.get("num_classes"):
+        return 0
+    is_outside = (targets < 0) | (targets >= options["num_classes"])
+    return (is_outside & (targets != options["ignore_index"])).sum()
+
+
+def counted_loss(loss: Tensor, targets: Any, index: int | None) -> dict[str, Tensor]:
+    """Return the loss of a batch for `Accumulator.add`, weighted by the share of the
+    targets that it counts.
+
+    loss: The mean over the targets that are not `index`, one number.
+    targets: Only integers are counted.
+    """
+    is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
+    if index is None or not is_integer:
+        return {"loss": loss}
+    share = (targets != index).to(loss.dtype).mean().reshape(loss.shape)
+    # the mean over no target is NaN
+    return {"loss": torch.where(share > 0, loss * share, 0), COUNTED: share}
+
+
+def ignore_targets(metrics: MetricCollection, index: int | None) -> None:
+    """Let all metrics ignore a target that can do so and name no `ignore_index`."""
+    for part in metrics.modules():
+        if index is not None and vars(part).get("ignore_index", index) is None:
+            part.ignore_index = index  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[None]:
+    """Within this context, turn an error of a metric of torchmetrics into a UserError.
+    An error of another metric is raised as it is: it may be a bug in the user's metric.
+
+    problem: The name of the metric, and what fails.
+    values: Outputs and targets, whose shapes the error tells.
+    """
+    try:
+        yield
+    except Exception as error:  # each metric has its own classes of errors
+        is_users = not type(metric).__module__.startswith("torchmetrics.")
+        if is_users or isinstance(error, torch.OutOfMemoryError):
+            raise
+        if values:
+            shapes = map_tensors(lambda x: tuple(x.shape), values)
+            problem += f" {str(shapes)[:80]}"
+        line = f"the metric {problem}: {first_line(error)}"
+        way_out = ""
+        if takes_labels(metric):
+            way_out = WAY_OUT
+        raise UserError(line, way_out) from error
+
+
+def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return the pairs as one pair of tensors, so that each metric is updated once.
+    Return them as they are if they are no tensors, or if the samples have several
+    shapes.
+
+    pairs: The outputs and targets of at least one batch.
+    """
+    outputs, targets = zip(*pairs, strict=True)
+    try:
+        return [(torch.cat(outputs), torch.cat(targets))]
+    except (TypeError, RuntimeError):  # no tensors, or of several shapes
+        return pairs
+
+
+def sees_batches(metric: Metric) -> bool:
+    """Return whether a metric gets each batch in an update of its own. A wrapper does,
+    because it may count its updates, as Running does. So does a metric whose class has
+    `per_batch = True`."""
+    return isinstance(metric, WrapperMetric) or getattr(metric, "per_batch", False)
+
+
+def takes_labels(metric: Metric) -> bool:
+    """Return whether a metric needs integers as targets. It does if it is a metric of
+    classes or masks from torchmetrics, a class derived from one, or a wrapper around
+    one."""
+    for part in metric.modules():
+        if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
+            return True
+    return False
+
+
+def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the parts of a metric's value by name. The parts that become curves are
+    tensors float32 (); all other parts are no curves.
+
+    A number is the curve NAME. The values of a dict are NAME_KEY. A vector with a value
+    for each class becomes the curves STAGE_METRIC/CLASS, such as val_class_acc/cat:
+    TensorBoard makes a group of all names with the same first part. Another vector
+    becomes the curves NAME_0, NAME_1, ... if it has at most 100 values, or fewer values
+    than there are classes. A longer vector, or a matrix, is returned as it is.
+
+    name: STAGE/METRIC, such as val/class_acc.
+    """
+    if isinstance(value, dict):
+        parts: dict[str, Any] = {}
+        for key, part in value.items():
+            parts |= numbers(f"{name}_{key}", part, classes)
+        return parts
+    try:
+        tensor = torch.as_tensor(value).float()
+    except (TypeError, ValueError, RuntimeError):  # such as None, or several matrices
+        return {name: value}
+    if tensor.numel() == 1:
+        return {name: tensor.squeeze()}
+    if tensor.dim() != 1 or len(tensor) > max(100, len(classes)):
+        return {name: value}
+    curves = [f"{name}_{i}" for i in range(len(tensor))]
+    if len(tensor) == len(classes):
+        group = name.replace("/", "_", 1)
+        curves = [f"{group}/{class_name}" for class_name in classes]
+    return dict(zip(curves, tensor, strict=True))
+
+
+def as_curve_names(classes: Sequence[str]) -> list[str]:
+    """Return the names in a form that all loggers, such as MLflow, and file names
+    allow: "a b/c" becomes a_b_c. If two names are equal then, all get their index, such
+    as a_0 and b_1, so that no two are equal."""
+    names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
+    if len({*names}) == len(names):
+        return names
+    return [f"{name}_{i}" for i, name in enumerate(names)]
+
+
+def collection(
+    metrics: Metrics | Metric | None,
+    more: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> MetricCollection:
+    """Return a MetricCollection of the metrics that a user gave, and others. A dict
+    keeps its order.
+
+    metrics: The value of `BaseModule.metrics`. A single metric has the name of its
+        class; None means no metric.
+    more: Metrics to add, by name.
+    defaults: Metrics that come first, by name. A metric of the same name in `metrics`
+        takes the place of the default, and None leaves it out.
+
+    Raise UserError for a name of `more` that is taken.
+    """
+    if isinstance(metrics, Metric):
+        metrics = {type(metrics).__name__: metrics}
+    named = {**(defaults or {}), **dict((metrics or {}).items())}
+    for name, metric in (more or {}).items():
+        if name in named:
+            raise UserError(
+                f"model.metrics.{name}: another argument adds this metric", status=2
+            )
+        named[name] = metric
+    # Compute groups would take two metrics for one, if their states are equal in the
+    # first batch.
+    ordered = MetricCollection({}, compute_groups=False)
+    for name, metric in named.items():
+        if isinstance(metric, ClasswiseWrapper):  # its dict has other names
+            metric = metric.metric
+        if metric is not None:
+            # all at once they would be sorted by name
+            ordered.add_metrics({name: metric})
+    return ordered

@@ -1,0 +1,267 @@
+"""The checkpoint files of a run: when they are written, and how.
+
+A file is complete or not there at all: it is written under another name, and then
+renamed. Reading a file runs no code of the file: the result holds tensors and plain
+values only, and the checksum of each record must be right.
+
+`RunCheckpoint` decides when a file is written, `AtomicCheckpointIO` writes it, and
+`load_checked` reads it.
+"""
+
+import copy
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+
+from lightbase.config.errors import UserError, say
+from lightbase.config.files import write_whole
+from lightbase.config.spec import as_plain
+from lightbase.config.tables import as_text
+from lightbase.data.batches import tensors_in, to_host
+from lightbase.model.curves import stage_name
+from lightbase.model.transfer import load_checked
+
+MAX_PINNED = 2**28
+"""Bytes of a checkpoint that take page-locked memory, which torch keeps. With more,
+copying takes longer than waiting."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a temporary file in the same folder and renames it. So a
+    file with the final name is always complete. Lightning's class may copy the file to
+    its final name. A crash during the copy would leave an incomplete file.
+
+    checks: Functions that get what best.ckpt would hold, before it is written.
+    """
+
+    def __init__(self, checks: Sequence[Callable[[dict[str, Any]], None]] = ()) -> None:
+        super().__init__()
+        self.checks = checks
+
+    def save_checkpoint(
+        self, checkpoint: Any, path: Any, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint to `path`.
+
+        Raise UserError if the file cannot be written, for instance because the disk is
+        full, or if best.ckpt would hold weights that no validation has measured. An
+        earlier file of this name is unchanged then.
+        """
+        for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+            if key in checkpoint:
+                # for a person who reads the file: runs are rebuilt from their config
+                checkpoint[key] = as_plain(checkpoint[key])
+        path = Path(path)
+        if path.name == "best.ckpt":
+            for check in self.checks:
+                check(checkpoint)
+        buffer = io.BytesIO()
+        torch.save(from_gpu(checkpoint), buffer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        way_out = "make room, then start again, or continue with --ckpt_path last"
+        write_whole(path, buffer.getbuffer(), way_out)
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        """Return the content of a checkpoint. Raise UserError as `load_checked`
+        does."""
+        return load_checked(Path(path))  # type: ignore[no-any-return]
+
+
+def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint with the weights and the states of the optimizers on the
+    CPU.
+
+    All tensors are copied at once, so the host waits once. torch.save would wait for
+    each tensor. The checkpoint is returned as it is if it is large (see MAX_PINNED), or
+    if tensors share memory: copies would lose the sharing.
+    """
+    keys = checkpoint.keys() & {"state_dict", "optimizer_states"}
+    parts = {key: checkpoint[key] for key in keys}
+    tensors = {}
+    for tensor in tensors_in(parts):
+        if tensor.is_cuda and tensor.layout is torch.strided:
+            tensors[id(tensor)] = tensor
+    pointers = {tensor.data_ptr() for tensor in tensors.values()}
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    shares_memory = len(pointers) < len(tensors)
+    if num_bytes == 0 or num_bytes > MAX_PINNED or shares_memory:
+        return checkpoint
+    # The second argument of deepcopy is {id of an object: its copy}.
+    return checkpoint | copy.deepcopy(parts, to_host(tensors))
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Writes FILENAME.ckpt when an epoch ends: for the best epoch by `monitor`, or for
+    the newest epoch without a monitor. Files of earlier epochs with other names stay.
+
+    folder: The folder of the checkpoints, ROOT/NAME/version_N/checkpoints.
+    filename: The name without .ckpt. It may have a field such as {epoch:03d}.
+    monitor: The name of a logged metric, such as "val/acc". Of two epochs with equal
+        values, the one with the lower val/loss is the best.
+    mode: "min" if lower values of the metric are better, otherwise "max".
+    every_n_epochs: None writes after every validation.
+    best_epoch, best_loss: The number of the best epoch, from 1, and its val/loss.
+        They are 0 and infinite before the first one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        filename: str,
+        monitor: str | None = None,
+        mode: str = "min",
+        every_n_epochs: int | None = 1,
+    ) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=filename,
+            monitor=monitor,
+            mode=mode,
+            # -1 removes no file. With a monitor it would write each epoch.
+            save_top_k=1 if monitor else -1,
+            every_n_epochs=every_n_epochs,
+            # at the very end, so that a resumed run starts with the next epoch
+            save_on_train_epoch_end=every_n_epochs is not None,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,  # the file is replaced, not numbered
+        )
+        self.step_at_epoch_end = 0  # global_step when the newest epoch was saved
+        self.has_told = False  # that the metric was NaN
+        self.best_epoch = 0
+        self.best_loss = math.inf
+
+    @property
+    def state_key(self) -> str:
+        """The key of this callback's state in checkpoints. It has the name of the file,
+        because a run has several of these callbacks."""
+        return f"{type(self).__qualname__}/{self.filename}"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError for a callback or a schedule that would go by the test set,
+        see `val_fraction`, and for a callback that averages weights after the last
+        validation. A check of best.ckpt would find it at the end of a long training."""
+        callbacks = trainer.early_stopping_callbacks + trainer.checkpoint_callbacks
+        for watcher in (*callbacks, *trainer.lr_scheduler_configs):
+            name = str(vars(watcher).get("monitor"))
+            if name.startswith("val/") and stage_name(trainer, "val") != "val":
+                raise UserError(
+                    f"a callback or a schedule watches {name}: with data.val_fraction "
+                    "0 there is no validation",
+                    "leave it out, or give --data.val_fraction 0.1",
+                    2,
+                )
+        others = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(x, StochasticWeightAveraging) for x in others):
+            raise UserError(
+                "StochasticWeightAveraging averages weights after the last validation",
+                "use WeightAveraging of Lightning, by steps",
+                2,
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the state of a checkpoint needs no other one."""
+        super().on_train_start(trainer, pl_module)
+        self.step_at_epoch_end = trainer.global_step
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint. If the metric is not measured yet, as with max_steps in
+        the first epoch, there is nothing to compare, and nothing is written."""
+        if self.monitor is None or self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+            self.step_at_epoch_end = trainer.global_step
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint if `every_n_epochs` is None. Print a line the first time
+        that the metric is NaN."""
+        super().on_validation_end(trainer, pl_module)
+        value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
+        if value.isnan() and not self.has_told and not trainer.sanity_checking:
+            epoch = trainer.current_epoch + 1
+            say(
+                f"{self.monitor} is NaN in epoch {epoch}: this epoch cannot be the best"
+            )
+            self.has_told = True
+
+    def is_better(self, trainer: Trainer) -> bool:
+        """Return whether this epoch is better than the best one before it. All
+        processes call this, and get the same answer."""
+        current = trainer.callback_metrics.get(str(self.monitor))
+        is_best = bool(super().check_monitor_top_k(trainer, current))
+        if current is not None and current == self.best_model_score:
+            loss = float(trainer.callback_metrics.get("val/loss", math.inf))
+            is_best = is_best or loss < self.best_loss
+        # a module of the user's may log other values on each rank
+        return trainer.strategy.reduce_boolean_decision(is_best, all=False)
+
+    def check_monitor_top_k(
+        self, trainer: Trainer, current: Tensor | None = None
+    ) -> bool:
+        """Return whether this epoch is the best so far, and note its number and its
+        loss. Lightning calls this before it writes best.ckpt."""
+        is_best = self.is_better(trainer)
+        if is_best:
+            self.best_epoch = trainer.current_epoch + 1
+            self.best_loss = float(trainer.callback_metrics.get("val/loss", math.inf))
+        return is_best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return Lightning's state, and the number and the loss of the best epoch."""
+        best = {"best_epoch": self.best_epoch, "best_loss": self.best_loss}
+        return super().state_dict() | best
+
+    def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
+        """Write last.ckpt if a signal has stopped the training between two batches.
+
+        Nothing is written if a validation was interrupted, because Lightning cannot
+        continue from the middle of it, or if the epoch has just been saved.
+        """
+        if self.filename != "last" or not isinstance(exception, SIGTERMException):
+            return
+        # `training` is false in a validation
+        if trainer.training and self.step_at_epoch_end != trainer.global_step:
+            trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the best score so far if the run continues in its folder. The
+        folder may have been moved."""
+        if not Path(self.in_folder("last.ckpt")).exists():
+            return  # a new run that starts from another one's checkpoint
+        state = state_dict | {"dirpath": str(self.dirpath)}
+        for key in ("best_model_path", "last_model_path", "kth_best_model_path"):
+            state[key] = self.in_folder(state[key])
+        scores = state["best_k_models"].items()
+        state["best_k_models"] = {self.in_folder(path): score for path, score in scores}
+        self.best_epoch = state.get("best_epoch", 0)  # version 0.3 has none
+        self.best_loss = state.get("best_loss", math.inf)
+        super().load_state_dict(state)
+
+    def best_text(self, num_epochs: int) -> str:
+        """Return a line about the best epoch, such as "Best epoch: 2 of 5, val/acc
+        1, val/loss 0.0442", or "" if none is known."""
+        if not self.best_epoch or self.best_model_score is None:
+            return ""
+        text = f"Best epoch: {self.best_epoch} of {num_epochs}"
+        text += f", {self.monitor} {as_text(float(self.best_model_score))}"
+        if self.monitor != "val/loss" and math.isfinite(self.best_loss):
+            text += f", val/loss {as_text(float(self.best_loss))}"
+        return text
+
+    def in_folder(self, path: str) -> str:
+        """Return the path of a checkpoint in the folder of this run; only its file name
+        counts. Return "" for an empty path.
+
+        Lightning deletes the checkpoints that it replaces. So a path in a state must
+        not lead to another folder.
+        """
+        if not path:
+            return ""
+        return str(Path(str(self.dirpath), Path(path).name))

@@ -1,0 +1,391 @@
+"""Which devices there are and which are used. If a flag asks for other devices, an
+error names them.
+
+`settle_devices` fills in the flags, `check_devices` checks them. The functions below
+are for commands that need a part of this.
+
+Errors of devices and drivers in two lines: the problem and the way out.
+
+`WAYS_OUT` lists the errors of torch that are known, and `short_device_errors` turns
+them into a UserError.
+
+The strategy "dp": one process splits each batch over the GPUs of a machine.
+
+docs/devices.md says when it is useful, and how to select it.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning import Trainer
+from lightning.pytorch.accelerators import (
+    CPUAccelerator,
+    CUDAAccelerator,
+    MPSAccelerator,
+)
+from lightning.pytorch.plugins.environments import (
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+from torch.nn.parallel import replicate
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
+
+from lightbase.config.errors import UserError, rank, say
+from lightbase.model.module import BaseModule
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs of CUDA or ROCm, or 1 on an Apple computer with a
+    GPU."""
+    return CUDAAccelerator.auto_device_count() or int(MPSAccelerator.is_available())
+
+
+def num_processes_started() -> tuple[int, int]:
+    """Return (processes on each machine, machines) that torchrun or SLURM has started,
+    as their environment variables tell. Return (0, 0) without them."""
+    if TorchElasticEnvironment.detect():
+        on_each = int(os.environ["LOCAL_WORLD_SIZE"])
+        return on_each, int(os.environ["WORLD_SIZE"]) // on_each
+    num_tasks = int(os.environ.get("SLURM_NTASKS", 1))
+    if num_tasks > 1 and SLURMEnvironment.detect():
+        num_nodes = int(os.environ.get("SLURM_NNODES", 1))
+        return num_tasks // num_nodes, num_nodes
+    return 0, 0
+
+
+def settle_devices(trainer: Any) -> None:
+    """Fill in the Trainer's flags that the user left open.
+
+    With torchrun or SLURM, they follow from the processes that it has started. Without
+    them, a run gets one device. But if the user gave a strategy or a number of
+    machines, it gets all devices, as in Lightning.
+
+    trainer: The Trainer's flags. They are changed in place.
+    """
+    on_each, num_nodes = num_processes_started()
+    if on_each * num_nodes > 1:
+        if trainer.devices == "auto":
+            trainer.devices = on_each
+        if trainer.num_nodes == 1:
+            trainer.num_nodes = num_nodes
+        if trainer.strategy == "auto":
+            trainer.strategy = "ddp"
+    elif (trainer.devices, trainer.num_nodes, trainer.strategy) == ("auto", 1, "auto"):
+        trainer.devices = 1
+
+
+def parse_devices(devices: Any) -> Sequence[int]:
+    """Return trainer.devices as the indices of the devices. They are empty if the flag
+    asks for all devices.
+
+    devices: The flag: a number, a list, or text such as "auto", "2" (two devices) or
+        "0,1" (these devices).
+
+    Raise UserError for other text.
+    """
+    if devices == "auto":
+        return []
+    if isinstance(devices, list):
+        return devices
+    try:
+        if isinstance(devices, str) and "," in devices:
+            return [int(part) for part in devices.strip(",").split(",")]
+        return range(int(devices))  # empty for -1, which means all
+    except ValueError as error:
+        raise UserError(
+            f"trainer.devices {devices!r}: give a number, auto or [0,1]", status=2
+        ) from error
+
+
+def check_processes(number: int, num_nodes: int) -> None:
+    """Raise UserError if torchrun or SLURM has started other numbers of processes, or
+    if several machines are asked for and nothing has started them. Lightning would
+    wait for the machines, and would find another number of processes only after the
+    first process has loaded the data.
+
+    number: How many devices of each machine the flags ask for; 0 means all.
+    num_nodes: How many machines the flags ask for.
+    """
+    on_each, started_nodes = num_processes_started()
+    if not on_each:
+        if num_nodes > 1 and "MASTER_ADDR" not in os.environ:
+            raise UserError(
+                f"trainer.num_nodes {num_nodes}: start it by torchrun or SLURM"
+            )
+    elif number not in (0, on_each) or num_nodes != started_nodes:
+        raise UserError(
+            f"torchrun or SLURM has started {on_each} processes on {started_nodes} "
+            "machines: leave trainer.devices and trainer.num_nodes out"
+        )
+
+
+def check_devices(trainer: Any) -> None:
+    """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
+    there. Only the first process looks for them, so that the error is printed once. An
+    index that is given twice is left to Lightning, which refuses it.
+
+    trainer: The Trainer's flags, after `settle_devices`.
+    """
+    accelerator = trainer.accelerator
+    if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
+        start_cuda(accelerator)
+    devices = parse_devices(trainer.devices)
+    check_processes(len(devices), trainer.num_nodes)
+    if rank() > 0:
+        return
+    total = num_gpus()
+    if accelerator == "auto" and total:
+        accelerator = "gpu"
+    is_on_gpu = accelerator in ("gpu", "cuda", "mps")
+    is_launched = num_processes_started() != (0, 0)
+    if trainer.strategy == "dp" and (is_launched or not is_on_gpu):
+        raise UserError(
+            "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
+        )
+    if not is_on_gpu:
+        check_cpus(len(devices), trainer)
+        return
+    if max(devices, default=0) >= total:
+        # torch's version may end with +cpu
+        raise UserError(
+            f"trainer.accelerator {accelerator}, trainer.devices {trainer.devices}: "
+            f"torch {torch.__version__} finds {total} GPUs of CUDA, ROCm or MPS",
+            "the first one is --trainer.devices [0]; without a GPU use "
+            "--trainer.accelerator cpu",
+        )
+
+
+def check_cpus(number: int, trainer: Any) -> None:
+    """Raise UserError if several processes on CPUs have no strategy, or if there are
+    more than two for each core: Lightning would start all of them.
+
+    number: How many processes the flags ask for.
+    trainer: The Trainer's flags.
+    """
+    if trainer.accelerator not in ("auto", "cpu"):
+        return
+    if number > 1 and trainer.strategy == "auto":
+        raise UserError(
+            f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
+        )
+    num_cores = os.cpu_count() or 1
+    if number > 2 * num_cores:
+        raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
+
+
+def forks_processes(trainer: Any) -> bool:
+    """Return whether the processes that train are forked from this one. This process
+    must not start CUDA then: a forked process could not use it.
+
+    trainer: The Trainer's flags.
+    """
+    return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
+
+
+def check_one_device(trainer: Any) -> None:
+    """Raise UserError if the Trainer's flags ask for several devices. Searches and
+    predictions use one device."""
+    uses_one = len(parse_devices(trainer.devices)) == 1
+    if not uses_one or trainer.strategy not in ("auto", "single_device"):
+        raise UserError(
+            f"trainer.devices {trainer.devices}, strategy {trainer.strategy}: this "
+            "command runs on one device",
+            "leave --trainer.strategy and --trainer.devices out",
+            2,
+        )
+
+
+@contextlib.contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """Within this context, torch computes with a number of threads.
+
+    number: --num_threads. None changes nothing.
+    """
+    num_before = torch.get_num_threads()
+    torch.set_num_threads(number or num_before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_before)
+
+
+def devices_of(strategy: Any) -> list[torch.device]:
+    """Return the devices of a run on this machine.
+
+    strategy: The Trainer's strategy. A strategy for a single device has no list of
+        devices, only `root_device`.
+    """
+    return getattr(strategy, "parallel_devices", None) or [strategy.root_device]
+
+
+def describe_devices(trainer: Trainer) -> str:
+    """Return a line with the devices in use, and the number of GPUs that were found."""
+    if isinstance(trainer.accelerator, CPUAccelerator):
+        # the processes share the threads when they start
+        num_threads = max(1, torch.get_num_threads() // trainer.num_devices)
+        used = f"CPU, processes: {trainer.world_size}, threads of each: {num_threads}"
+    else:
+        # trainer.device_ids would be wrong for dp, and for [1, 0]
+        names = ", ".join(map(str, devices_of(trainer.strategy)))
+        used = f"{names}, machines: {trainer.num_nodes}"
+    return f"Device: {used}, GPUs found: {num_gpus()}"
+
+
+OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
+
+AGAIN = "start again, after the first epoch with --ckpt_path last"
+
+GPU_FAILED = "unspecified launch failure|ECC error"
+
+WAYS_OUT = {
+    "busy or unavailable": "another program may use the GPU alone (nvidia-smi); choose "
+    "another one with --trainer.devices [1], or use --trainer.accelerator cpu",
+    "out of memory|allocate memory": "another program may use the memory (nvidia-smi); "
+    "else try a smaller --data.batch_size, --trainer.precision bf16-mixed or "
+    "--data.resident false",
+    "NVIDIA driver": f"torch {torch.__version__} is built for CUDA "
+    f"{torch.version.cuda}: install another driver or {OTHER_TORCH}, or use "
+    "--trainer.accelerator cpu",
+    "no kernel image": "the GPU is older than torch's kernels: install "
+    f"{OTHER_TORCH}, or use --trainer.accelerator cpu",
+    "device-side assert": "an index is out of range, such as a target or a token: "
+    "--trainer.accelerator cpu says which",
+    GPU_FAILED: f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
+    "remote process exit|by peer": "another process has ended, its lines may tell why; "
+    f"{AGAIN}",
+    "Too many open files|shared memory": "the workers need it: try fewer "
+    "--data.num_workers, such as 0, or raise the limit (ulimit -n, size of /dev/shm)",
+    r"C(?:\+\+)? compiler": "install gcc and g++, or leave --model.compile_net out",
+}
+"""What the user can do, by a pattern in an error of torch."""
+
+
+@contextlib.contextmanager
+def short_device_errors() -> Iterator[None]:
+    """Within this context, turn an error of torch that WAYS_OUT lists into a UserError:
+    full memory, a missing compiler, too few files for the workers, a GPU that is too
+    old or has failed, a wrong NVIDIA driver.
+
+    Such an error may come from any call that uses a device, so this context is around
+    the whole run. Other errors are raised as they are. The problem is the first
+    sentence of the last line that matches: links and advice on torch's allocator follow
+    it.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        for pattern, way_out in WAYS_OUT.items():
+            if lines := re.findall(f".*(?:{pattern}).*", str(error)):
+                # "Tried to allocate" and "DefaultCPUAllocator" belong to the problem
+                problem = re.split(r"\. (?!Tried|DefaultCPU)", lines[-1].strip())[0]
+                if pattern == GPU_FAILED:
+                    atexit.register(end_at_once)
+                raise UserError(problem, way_out) from error
+        raise
+
+
+def end_at_once() -> None:
+    """End the process with status 1 before torch frees the tensors of a GPU that has
+    failed. Freeing them would abort Python, after the two lines of the error. `atexit`
+    calls this function."""
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def start_cuda(accelerator: str) -> None:
+    """Start CUDA, before anything uses a GPU. If there is none, nothing happens.
+
+    accelerator: The Trainer's flag. With "auto", a driver that is too old for torch is
+        no error: two lines say that no GPU is used, and CUDA_VISIBLE_DEVICES hides the
+        GPUs from NVML, which counts them even if torch cannot use them.
+
+    Raise UserError if the driver is too old and the flag asks for a GPU.
+    """
+    try:
+        with short_device_errors():
+            torch.cuda.init()
+    except (RuntimeError, UserError) as error:  # it is raised without a GPU, too
+        if "too old" not in str(error):
+            return
+        if accelerator != "auto":
+            raise
+        say(f"No GPU is used: {error}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+class DataParallelStrategy(SingleDeviceStrategy):
+    """Splits each batch over several GPUs, in the forward of the LightningModule's
+    attribute `net`. torch.nn.DataParallel does the same; Lightning 2.0 removed its
+    strategy "dp".
+
+    The step, loss, metrics, logging and the optimizer run once, on the first GPU. So a
+    checkpoint is the same as on one device. A layer that computes over the batch, such
+    as BatchNorm, gets only the part of the batch on its GPU. The running statistics of
+    BatchNorm come from the part on the first GPU.
+
+    parallel_devices: The GPUs. The first one holds the LightningModule. The Trainer
+        fills them in if they are not set.
+    """
+
+    strategy_name = "dp"
+    parallel_devices: Sequence[torch.device] = ()
+
+    @property
+    def root_device(self) -> torch.device:
+        """The GPU that holds the module and runs the steps."""
+        return self.parallel_devices[0]
+
+    def setup(self, trainer: Trainer) -> None:
+        """Replace the forward of the network by `split_forward`, if there are several
+        GPUs. Raise UserError if the network is to be compiled."""
+        model: Any = self.lightning_module
+        if isinstance(model, BaseModule) and model.compile_net:
+            raise UserError(
+                "dp cannot split a compiled network: leave model.compile_net out"
+            )
+        super().setup(trainer)
+        if len(self.parallel_devices) > 1:
+            net = model.net
+            net.forward = functools.partial(split_forward, net, self.parallel_devices)
+
+    def teardown(self) -> None:
+        """Give the network its forward back."""
+        model: Any = self.lightning_module
+        if len(self.parallel_devices) > 1:
+            # the attribute hides the method of the class
+            vars(model.net).pop("forward", None)
+        super().teardown()
+
+
+def split_forward(
+    net: nn.Module, devices: Sequence[torch.device], *args: Any, **kwargs: Any
+) -> Any:
+    """Return the outputs of `net` for a batch, on the first device.
+
+    Each device gets a part of the batch and a copy of the network. Python queues the
+    work of one device after the other, and the devices compute at the same time.
+
+    args, kwargs: The arguments of forward. Their tensors are split along the first
+        dimension; other values are the same on all devices.
+    """
+    # torch's parallel_apply would call the copies in threads, which have neither the
+    # dtype of autocast nor inference mode
+    args_of, kwargs_of = scatter_kwargs(args, kwargs, devices)
+    devices = devices[: len(args_of)]  # a batch may have fewer samples than devices
+    replicas = replicate(net, devices, detach=not torch.is_grad_enabled())
+    outputs = []
+    for i, replica in enumerate(replicas):
+        del replica.forward  # `replicate` has copied the attribute `forward` of net
+        with torch.accelerator.device_index(devices[i].index):
+            # Not __call__: the hooks of `net` run once, around all parts.
+            outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
+    return gather(outputs, devices[0])

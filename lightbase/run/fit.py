@@ -1,0 +1,551 @@
+"""A training, from the record of the run to its test result.
+
+Read `train` first. It lets the extras check what can be checked without a folder, makes
+the folder and the callbacks, opens the loggers, makes the Trainer, and calls
+`fit_and_test`. A run can end early by a mistake of the user, a full disk or a signal:
+`end_early` and `short_endings` handle this.
+
+The test of a checkpoint, and the lines that report it.
+
+Read `run_test` first. train.py calls it after the training, with the path of the best
+checkpoint. evaluate.py calls it with weights that are loaded already.
+
+The base class of the extras, the parts that a training can do without.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import filterfalse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    ProgressBar,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities.exceptions import (
+    MisconfigurationException,
+    SIGTERMException,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from lightbase.compat import epochs_done, keeps_masks
+from lightbase.config.errors import UserError, first_line, imported, rank, say
+from lightbase.config.files import json_text, read_json, relative_to_cwd
+from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
+from lightbase.config.tables import as_text
+from lightbase.model.curves import RunFolder, is_of_class
+from lightbase.model.module import BaseModule
+from lightbase.model.monitor import Monitor, choose_monitor
+from lightbase.run.checkpoint import AtomicCheckpointIO, RunCheckpoint
+from lightbase.run.devices import (
+    check_devices,
+    describe_devices,
+    num_processes_started,
+    short_device_errors,
+)
+from lightbase.run.folder import Run, root_folder, script_command
+from lightbase.run.record import RunRecorder, best_callback, recorder_of
+from lightbase.run.signals import SIGNALS, Stopped
+from lightbase.run.state import (
+    PlateauFirst,
+    RandomState,
+    ResumedOptimizer,
+    WholeEpochs,
+    state_errors,
+)
+from lightbase.run.stops import (
+    AverageFollows,
+    Patience,
+    StopOnSignal,
+    StopWithoutLoss,
+    leave,
+)
+
+
+class Extra(Callback):
+    """A callback with three more methods, which `lightbase.run.fit.train` calls. It
+    only watches: the weights are the same without it.
+
+    is_first: Whether Lightning calls it before all other callbacks.
+    """
+
+    is_first = False
+
+    def before_run(
+        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
+    ) -> None:
+        """Check what can be checked before the run has a folder. Only the first process
+        (rank 0) calls this. Raise UserError for a mistake of the user."""
+
+    def around_run(
+        self, spec: RunSpec, model: LightningModule, run: Run | None
+    ) -> AbstractContextManager[Sequence[Logger]]:
+        """Return a context around the training and the test. Its value is a list of the
+        loggers that are open within it.
+
+        run: The run's folder, or None in a process that writes nothing.
+        """
+        return nullcontext(())
+
+    def check_best(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError if `checkpoint`, which Lightning is about to save as
+        best.ckpt, must not be written."""
+
+
+def train(
+    spec: RunSpec,
+    model: LightningModule,
+    data: LightningDataModule,
+    extras: Sequence[Extra] = (),
+) -> tuple[dict[str, Any], Trainer]:
+    """Train and test. Return the content of metrics.json, and the Trainer.
+
+    Only the first process (rank 0) makes the run's folder and writes into it. With
+    fast_dev_run, no process does. The folder is made as late as possible, so that a
+    wrong setting leaves no folder behind. It is locked until this function ends.
+
+    spec, model, data: As `lightbase.setup.build.build` has made them.
+    extras: They watch the training and do not change it. Without the extra that opens
+        loggers, the run has no curves.
+    Raises UserError for a mistake of the user, and Stopped after a signal.
+    """
+    config = spec.config
+    root = root_folder(config)
+    check_devices(config.trainer)
+    if rank() == 0:
+        for extra in extras:
+            extra.before_run(spec, model, data)
+    monitor = choose_monitor(config, model, data)
+    run = None
+    if rank() == 0 and not config.trainer.fast_dev_run:  # others write nothing
+        run = Run(root, config.name, spec.folder)
+    try:
+        folder = root
+        if run:
+            folder = run.checkpoints
+        first = [extra for extra in extras if extra.is_first]
+        others = [extra for extra in extras if not extra.is_first]
+        callbacks = make_callbacks(spec, folder, run, monitor, others)
+        with ExitStack() as stack, short_device_errors():
+            loggers: list[Logger] = []
+            for extra in extras:
+                loggers += stack.enter_context(extra.around_run(spec, model, run))
+            checks = []
+            if monitor:  # without one, no validation has measured best.ckpt
+                checks = [extra.check_best for extra in extras]
+            trainer = make_trainer(
+                spec,
+                model,
+                callbacks,
+                first=[AverageFollows(), *first],
+                logger=loggers or False,
+                plugins=[AtomicCheckpointIO(checks)],
+            )
+            metrics = fit_and_test(trainer, model, data, spec, run)
+            return metrics, trainer
+    except (Exception, Stopped) as error:
+        if run:
+            end_early(run, error, config, model)
+        raise
+    finally:
+        if run:
+            run.close()
+
+
+def end_early(
+    run: Run, error: Exception | Stopped, config: Any, model: LightningModule
+) -> None:
+    """Keep or remove the folder of a run that could not finish. Raise UserError if
+    somebody has removed it.
+
+    A folder with a checkpoint stays. If a signal ended this run, `error` gets the
+    command that continues it. A folder without a checkpoint is removed if the run is
+    new. But after a signal, it stays if the run was to write no checkpoints. After an
+    unexpected error it stays if the run has trained: the curves show what has happened.
+
+    error: The error that ends the run.
+    config: The settings of the run.
+    """
+    run.check_exists()
+    is_reported = isinstance(error, UserError | OSError | Stopped)
+    if model.global_step and not is_reported:
+        return
+    has_checkpoints = config.trainer.enable_checkpointing is not False
+    if any(run.checkpoints.glob("*.ckpt")):
+        if isinstance(error, Stopped):
+            error.hint = f"; to continue:\n{resume_command(run)}"
+    elif run.is_new and (has_checkpoints or not isinstance(error, Stopped)):
+        run.discard()
+
+
+def resume_command(run: Run) -> str:
+    """Return the command that continues this run. It has no other settings of the run,
+    because the checkpoint has them. Paths are relative to the working folder."""
+    start = "torchrun (or srun) ..."
+    if num_processes_started() == (0, 0):
+        start = "python"
+    path = relative_to_cwd(run.checkpoints / "last.ckpt")
+    return f"{start} {script_command('train.py', path, run.root)}"
+
+
+def fit_and_test(
+    trainer: Any,
+    model: LightningModule,
+    data: LightningDataModule,
+    spec: RunSpec,
+    run: Run | None,
+) -> dict[str, Any]:
+    """Train, test the best checkpoint, write and print the results. Return the content
+    of metrics.json. With --test false nothing is tested.
+
+    spec: The record of the run.
+    run: The run's folder, or None in a process that writes nothing.
+    Raises Stopped after a signal, and UserError for a flag that Lightning refuses only
+    in the training.
+    """
+    say(describe_devices(trainer))
+    recorder = recorder_of(trainer)
+    path = spec.checkpoint
+    test_metrics: dict[str, Any] = {}
+    without = NO_TEST
+    with short_endings(trainer, recorder), state_errors(path):
+        trainer.fit(model, data, ckpt_path=path, weights_only=True)
+        say_best(trainer)
+        best = best_checkpoint(trainer)
+        if spec.config.test:
+            test_metrics = run_test(trainer, model, data, best)
+        else:
+            without = how_to_test(spec, run, best)
+    length = recorder.length(trainer)
+    if run:  # with ddp_spawn another process has trained, and has written the file
+        progress = read_json(run.folder / "progress.json")
+        length = {key: progress[key] for key in length}
+    values = test_metrics | length
+    SIGNALS.waits = True  # the run is complete: a signal no longer ends it
+    if run:
+        run.write("metrics.json", json_text(values, indent=2) + "\n")
+    leave(trainer)
+    say_results(values, best, without)
+    if run:
+        say(f"Run folder: {relative_to_cwd(run.folder)}")
+    else:
+        say("fast_dev_run: nothing written")
+    return values
+
+
+def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
+    """Return the line in place of a test that --test false has left out.
+
+    run: The run's folder, or None in a process that writes nothing.
+    best: The checkpoint that would be tested, or None if there is none.
+    """
+    text = "No test (--test false)"
+    if spec.config.get("built_in_python"):  # scripts cannot open such a run
+        return f'{text}; the same call with test=True, ckpt_path="last" tests it'
+    if run and best:
+        path = f"{spec.config.name}/{run.folder.name}"
+        command = script_command("evaluate.py", path, run.root)
+        return f"{text}; to test it: python {command}"
+    return text
+
+
+def say_best(trainer: Trainer) -> None:
+    """Print which epoch is the best, if a metric compares epochs."""
+    best = best_callback(trainer)
+    if best and best.monitor:
+        text = best.best_text(epochs_done(trainer))
+        if text:
+            say(text)
+
+
+@contextmanager
+def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
+    """Turn Lightning's errors about flags into UserError, and its SIGTERMException,
+    which ends a training after a signal, into Stopped.
+
+    A ValueError or RuntimeError is about a flag only if it has a known text. Otherwise
+    it is a bug, and is raised as it is.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        line = first_line(error)
+        is_of_flag = line.startswith(("`val_check_interval`", "Early stopping"))
+        if not is_of_flag and not isinstance(error, MisconfigurationException):
+            raise
+        raise UserError(line, status=2) from error
+    except SIGTERMException as error:
+        # the state is saved; Lightning would exit with status 0 (its issue 21623)
+        SIGNALS.waits = False
+        recorder.write_progress(trainer)
+        leave(trainer)
+        if trainer.local_rank > 0 and num_processes_started() == (0, 0):
+            # Lightning has started this process. It ends the run if one fails.
+            sys.exit(0)
+        raise Stopped(SIGNALS.received) from error
+
+
+LENGTHS = ("epochs", "steps", "train_seconds")
+"""Keys of metrics.json that are no metrics."""
+
+NO_TEST = (
+    "No test: the model or the data has none, the data has no batch for it, or nothing "
+    "is logged with self.track or self.log"
+)
+"""The line in place of the test metrics."""
+
+
+def best_checkpoint(trainer: Trainer) -> Path | None:
+    """Return the path of best.ckpt, or None if there is none.
+
+    All processes have to call this function. The first one decides, because only it
+    writes the file.
+    """
+    best = best_callback(trainer)
+    if best is None:
+        return None
+    path = Path(str(best.dirpath), "best.ckpt")
+    if trainer.strategy.broadcast(path.is_file()):
+        return path
+    return None
+
+
+def run_test(
+    trainer: Any, model: LightningModule, data: LightningDataModule, path: Path | None
+) -> dict[str, Any]:
+    """Test a checkpoint. Return the metrics; {} if there are none, see `NO_TEST`.
+
+    The random generators are seeded with 0 for the test, and restored after it. So the
+    result does not depend on random numbers that the training has drawn.
+
+    trainer: WeightAveraging is removed from its callbacks. best.ckpt already holds the
+        averaged weights, and WeightAveraging would replace them.
+    path: The checkpoint, or None to test the weights that the model has now.
+    """
+    if not has_test(model, data):
+        return {}
+    # best.ckpt holds the averaged weights; WeightAveraging would replace them
+    trainer.callbacks = [
+        callback
+        for callback in trainer.callbacks
+        if not isinstance(callback, WeightAveraging)
+    ]
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        results = trainer.test(
+            model, data, ckpt_path=path, verbose=False, weights_only=True
+        )
+    metrics: dict[str, Any] = {}
+    for result in results:
+        for key, value in result.items():
+            # in the digits of float32: 0.979, not 0.9789999723434448
+            metrics[key] = float(str(np.float32(value)))
+            if key == "test/num_samples":
+                metrics[key] = int(value)
+    return metrics
+
+
+def has_test(model: LightningModule, data: LightningDataModule) -> bool:
+    """Return whether the model has a test_step and the data a test_dataloader."""
+    return is_overridden("test_step", model) and is_overridden("test_dataloader", data)
+
+
+def say_results(
+    values: Mapping[str, Any], tested: Path | None, without: str = NO_TEST
+) -> None:
+    """Print the length of the training and the test metrics. Metrics of single classes
+    follow below the others, the lowest value first.
+
+    values: The content of metrics.json.
+    tested: The checkpoint that was tested, or None for the last weights.
+    without: The line in place of the test metrics if there are none.
+    """
+    say(
+        f"Trained {values['epochs']} epochs, {values['steps']:,} steps in "
+        f"{values['train_seconds']:.1f} s"
+    )
+    metrics = [name for name in values if name not in LENGTHS]
+    if not metrics:
+        say(without)
+        return
+    weights = "the last weights"
+    if tested:
+        weights = f"the best checkpoint {relative_to_cwd(tested)}"
+    overall = filterfalse(is_of_class, metrics)
+    texts = [f"{name} {as_text(values[name])}" for name in overall]
+    say(f"Test of {weights}: {', '.join(texts)}")
+    class_metrics = filter(is_of_class, metrics)
+    for name in sorted(class_metrics, key=values.__getitem__):  # the worst class first
+        say(f"  {name:<40}{as_text(values[name])}")
+
+
+def make_callbacks(
+    spec: RunSpec,
+    folder: Path,
+    run: Run | None,
+    monitor: Monitor | None,
+    extras: Sequence[Callback],
+) -> list[Callback]:
+    """Build the callbacks of a run, in the order in which Lightning calls them, and
+    write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
+    the config.
+
+    folder: The folder of the checkpoints. Lightning gives all processes the folder of
+        the first one.
+    run: The run's folder, or None in a process that writes nothing.
+    monitor: The metric that compares epochs, or None. Patience needs it.
+    extras: Callbacks that watch the training and do not change it.
+    Raises UserError if the config has a callback that does not go with a run, or if it
+    cannot be read again from YAML.
+    """
+    config = spec.config
+    check_callbacks(as_list(spec.trainer["callbacks"]))
+    text = as_yaml(spec)
+    values = check_round_trip(spec, text)
+    if run and run.is_new:
+        run.write("config.yaml", text)  # a run that is killed soon can start again
+    callbacks: list[Callback] = [
+        ResumedOptimizer(),
+        WholeEpochs(),
+        RandomState(),
+        StopOnSignal(),
+        StopWithoutLoss(),
+        RunFolder(run.folder if run else None),
+        RunRecorder(values, text, run),  # before the extras, which show its history
+        *extras,
+    ]
+    if monitor and config.patience is not None:
+        callbacks.append(
+            Patience(
+                monitor.name,
+                patience=config.patience,
+                mode=monitor.mode,
+                check_on_train_epoch_end=False,
+            )
+        )
+    if config.trainer.enable_checkpointing is not False:
+        callbacks += make_checkpoints(config, folder, monitor)
+    return callbacks
+
+
+def make_checkpoints(
+    config: Any, folder: Path, monitor: Monitor | None
+) -> list[Callback]:
+    """Build the callbacks that write the checkpoints of a run, in their order.
+
+    With a monitor, best.ckpt may be written after each validation, also within an
+    epoch. Without one, it is the newest epoch.
+
+    folder, monitor: See `make_callbacks`.
+    """
+    every_n_epochs: int | None = 1
+    if monitor:
+        every_n_epochs = config.trainer.check_val_every_n_epoch
+        if config.trainer.val_check_interval not in (None, 1.0):
+            # after every validation, also in the middle of an epoch
+            every_n_epochs = None
+    name, mode = monitor or (None, "min")
+    best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
+    callbacks: list[Callback] = [PlateauFirst(), best]
+    if config.keep_every_epoch:
+        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
+    # after best.ckpt, so that it holds the best value so far
+    return [*callbacks, RunCheckpoint(folder, "last")]
+
+
+def check_callbacks(callbacks: list[Callback]) -> None:
+    """Raise UserError for callbacks of the config that do not go with a run.
+
+    A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
+    size or a learning rate would train with other settings than the run records.
+    """
+    for callback in callbacks:
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            raise UserError(
+                f"trainer.callbacks: a {type(callback).__name__} changes a setting of "
+                "the run; search before the run, with scripts/tune.py",
+                status=2,
+            )
+        if isinstance(callback, ModelPruning) and keeps_masks(callback):
+            raise UserError(
+                "trainer.callbacks: ModelPruning without make_pruning_permanent saves "
+                "weights that no network takes",
+                "leave make_pruning_permanent out",
+                2,
+            )
+        if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
+            continue
+        if callback.save_last or callback.filename in ("best", "last"):
+            raise UserError(
+                "trainer.callbacks: this ModelCheckpoint would write over best.ckpt or "
+                "last.ckpt of the run",
+                "give it a dirpath",
+                2,
+            )
+
+
+def make_trainer(
+    spec: RunSpec,
+    model: LightningModule,
+    callbacks: Sequence[Callback] = (),
+    first: Sequence[Callback] = (),
+    **options: Any,
+) -> Trainer:
+    """Return the Trainer that the settings of a run describe.
+
+    callbacks: Callbacks that are called after the callbacks of the settings.
+    first: Callbacks that are called before all others. The callback that logs the
+        curves of a BaseModule comes directly after them.
+    options: Further arguments of the Trainer. They replace the arguments of the
+        settings, except `plugins`, which are added. A CheckpointIO of the settings
+        takes the place of ours.
+    Raises UserError if devices are missing, or if the Trainer refuses its arguments.
+    """
+    check_devices(spec.config.trainer)
+    trainer_options = spec.trainer | options
+    plugins = as_list(spec.trainer["plugins"])
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins = [*plugins, *options.get("plugins", [])]
+    if trainer_options["val_check_interval"] == 0:
+        raise UserError(
+            "trainer.val_check_interval 0: more than 0 of an epoch, or 1 batch, is the "
+            "least",
+            status=2,
+        )
+    callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
+    if isinstance(model, BaseModule):  # the user may override configure_callbacks
+        callbacks.insert(len(first), model.curves_callback)
+    if trainer_options["enable_progress_bar"] is None:
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        trainer_options["enable_progress_bar"] = has_bar
+    mistakes = (
+        MisconfigurationException,
+        ValueError,
+        TypeError,
+        ImportError,
+        RuntimeError,
+    )
+    try:
+        for name in ("accelerator", "strategy", "profiler"):
+            value = trainer_options[name]
+            if isinstance(value, str) and "." in value:  # the path of a class
+                trainer_options[name] = imported(f"trainer.{name}", value)()
+        return Trainer(**trainer_options | {"plugins": plugins, "callbacks": callbacks})
+    except mistakes as error:
+        problem = f"the trainer flags do not fit: {first_line(error)}"
+        raise UserError(problem, status=2) from error

@@ -1,0 +1,148 @@
+"""What a run records about itself, in its folder.
+
+Read `RunRecorder` first, the callback that writes config.yaml and progress.json.
+"""
+
+import math
+import time
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+import lightbase
+from lightbase.compat import epochs_done
+from lightbase.config.files import json_text
+from lightbase.config.paths import PROJECT
+from lightbase.model.curves import num_steps
+from lightbase.run.checkpoint import RunCheckpoint
+from lightbase.run.folder import Run
+
+Values = dict[str, Any]
+
+
+class RunRecorder(Callback):
+    """Writes config.yaml and progress.json into the run's folder, and the config into
+    its checkpoints.
+
+    It also counts the seconds of training. A resumed run adds to the count of its
+    checkpoint. Validations count, the test does not.
+
+    config: The config of the run, as plain values.
+    text: The config as YAML.
+    run: The run's folder, or None in a process that writes nothing.
+    history: The metrics of each epoch so far, {curve: number}, with the number of the
+        epoch, from 1. Epochs before a resume are in the checkpoint.
+    """
+
+    validated_epoch = -1
+
+    def __init__(self, config: Values, text: str, run: Run | None = None) -> None:
+        self.config = config
+        self.text = text
+        self.run = run
+        self.history: list[Values] = []
+        self.seconds_before = 0.0  # of training, before a resume
+        self.start: float | None = None
+
+    def state_dict(self) -> Values:
+        """Return the seconds of training and the metrics so far, for the checkpoint."""
+        return {"train_seconds": self.train_seconds(), "history": self.history}
+
+    def load_state_dict(self, state_dict: Values) -> None:
+        """Continue from the seconds and the metrics in the checkpoint."""
+        self.seconds_before = state_dict["train_seconds"]
+        self.history = state_dict.get("history", [])  # version 0.3 has none
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
+    ) -> None:
+        """Add everything that rebuilds the run from the checkpoint alone: the config,
+        the name of the user's package, and the version of the library."""
+        checkpoint["config"] = self.config
+        checkpoint["package"] = PROJECT.package
+        checkpoint["lightbase"] = lightbase.__version__
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock. Write the files of the run's folder, with the settings of
+        this start."""
+        self.start = time.monotonic()
+        if self.run and trainer.is_global_zero:
+            self.run.write("config.yaml", self.text)
+            # metrics.json marks a run that has finished
+            (self.run.folder / "metrics.json").unlink(missing_ok=True)
+
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Write progress.json after the checkpoints of the last epoch are written."""
+        self.write_progress(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validated_epoch = trainer.current_epoch
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the metrics of this epoch to the history, before its checkpoints are
+        written. Learning rates, and values of an earlier validation, are left out."""
+        hidden = ["lr"]
+        if self.validated_epoch != trainer.current_epoch:
+            hidden = ["lr", "val", "test_each_epoch"]
+        row: Values = {"epoch": trainer.current_epoch + 1}
+        for name, value in trainer.callback_metrics.items():
+            if name.split("/")[0] not in hidden:
+                row[name] = float(value)
+        self.history = [*self.history, row]
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock: a test takes no time of the training."""
+        self.seconds_before = self.train_seconds()
+        self.start = None
+        self.write_progress(trainer)
+
+    def train_seconds(self) -> float:
+        """Return the seconds of training so far. The time before a resume counts."""
+        if self.start is None:
+            return self.seconds_before
+        return self.seconds_before + time.monotonic() - self.start
+
+    def length(self, trainer: Trainer) -> dict[str, float]:
+        """Return the number of epochs whose batches are all done, and the steps and
+        seconds so far."""
+        return {
+            "epochs": epochs_done(trainer),
+            "steps": num_steps(trainer),
+            "train_seconds": round(self.train_seconds(), 3),
+        }
+
+    def write_progress(self, trainer: Trainer) -> None:
+        """Write progress.json, which runs.py and sweep.py read.
+
+        It has the epochs, steps and seconds so far. If a metric compares epochs, it
+        also has the metric's name, its mode (min or max) and its best value.
+        """
+        if not self.run or not trainer.is_global_zero:
+            return
+        values: Values = self.length(trainer)
+        best = best_callback(trainer)
+        # a metric may be NaN in each epoch so far
+        if best and best.best_model_score is not None:
+            score = best.best_model_score.item()
+            if math.isfinite(score):
+                values |= {"monitor": best.monitor, "mode": best.mode, "best": score}
+        self.run.write("progress.json", json_text(values, indent=2) + "\n")
+
+
+def recorder_of(trainer: Any) -> RunRecorder:
+    """Return the RunRecorder of a Trainer."""
+    return next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
+
+
+def best_callback(trainer: Trainer) -> RunCheckpoint | None:
+    """Return the callback that writes best.ckpt.
+
+    Its `monitor` and `mode` say which metric compares epochs, and `best_model_score`
+    is the best value so far. Return None with --trainer.enable_checkpointing false.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RunCheckpoint) and callback.filename == "best":
+            return callback
+    return None

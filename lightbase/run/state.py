@@ -1,0 +1,516 @@
+"""The state of a training beside its weights, so that a resume is exact.
+
+`RandomState` keeps the random numbers, and repeats the start of an epoch. `WholeEpochs`
+keeps whether an epoch was complete. `PlateauFirst` keeps what ReduceLROnPlateau has
+seen. `ResumedOptimizer` adapts the saved states of optimizers and schedules to the
+objects that this run has built.
+
+Errors while the state in a checkpoint is restored, in two lines.
+
+The user's code may have changed since the checkpoint was written. Then its state does
+not fit the objects that are there now.
+"""
+
+import contextlib
+import random
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightbase.compat import (
+    batch_index,
+    begin_epoch_again,
+    call_epoch_start,
+    forget_train_loader,
+    replace_epoch_start,
+    restore_checkpoint,
+    resumes_within_epoch,
+    saved_epochs,
+    skip_ended_epoch,
+    step_plateau_schedulers,
+)
+from lightbase.config.errors import UserError, first_line, raised_at
+from lightbase.config.spec import as_plain
+from lightbase.config.yaml_files import renamed
+from lightbase.model.curves import gather
+from lightbase.model.module import BaseModule, has_named_optimizer
+from lightbase.model.optim import (
+    FUSED_ON,
+    IMPLEMENTATIONS,
+    length_argument,
+    schedule_length,
+)
+from lightbase.run.devices import devices_of
+
+GENERATORS = (torch.Generator, np.random.Generator, random.Random)
+"""Generators whose state a checkpoint has if they are attributes."""
+
+
+class RandomState(Callback):
+    """Keeps the states of the random generators of all processes in checkpoints. Each
+    process draws different numbers. With equal numbers, dropout would be the same in
+    all of them.
+
+    If a run resumes within an epoch, the hooks of the epoch's start are called again,
+    which Lightning leaves out. They draw the numbers that the epoch began with.
+
+    resumed: The states of all processes in the checkpoint, until the first epoch
+        starts.
+    epoch_start: The random state before the hooks of this epoch's start.
+    """
+
+    resumed: list[dict[str, Any]] = []
+    epoch_start: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the GPUs of this process. With dp, one process has several."""
+        self.trainer = trainer
+        devices = [trainer.strategy.root_device]
+        if trainer.world_size == 1:
+            devices = devices_of(trainer.strategy)
+        self.gpus = [device for device in devices if device.type == "cuda"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all processes, by rank. All processes call this."""
+        return {"ranks": gather(self.state() | {"epoch_start": self.epoch_start})}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the saved states until the first epoch starts."""
+        self.resumed = state_dict["ranks"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give each process other random numbers. In a run that resumes, the hooks
+        on_train_start draw the same numbers as in its first start."""
+        if rank := trainer.global_rank:
+            seed = (torch.initial_seed() + rank) % 2**32
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+        replace_epoch_start(trainer, self.begin_epoch)
+
+    def begin_epoch(self, begin: Callable[[], None]) -> None:
+        """Begin an epoch. If the run resumes, restore the random state of this process,
+        and repeat what Lightning leaves out.
+
+        If there are more processes than saved states, the further ones keep their
+        random numbers. At the start of an epoch, the loader starts again: torch's
+        DataLoader draws its order from the restored state.
+
+        begin: Lightning's function. It calls the hooks on_train_epoch_start, except
+            within an epoch.
+        """
+        is_resumed = bool(self.resumed)
+        is_within = resumes_within_epoch(self.trainer)
+        state = self.state()
+        if self.trainer.global_rank < len(self.resumed):
+            state = self.resumed[self.trainer.global_rank]
+        # until version 0.3 a checkpoint has none
+        epoch_start = state.pop("epoch_start", state)
+        self.epoch_start = state
+        if is_within:
+            self.epoch_start = epoch_start
+        self.restore(self.epoch_start)
+        begin()
+        if is_within:
+            call_epoch_start(self.trainer)
+            # what the hooks have changed of this state would count twice
+            restore_checkpoint(self.trainer)
+            self.restore(state)
+        elif is_resumed:
+            begin_epoch_again(self.trainer)
+        self.resumed = []
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of all random generators of this process."""
+        own = own_generators(self.trainer)
+        states = {name: state_of(own[name]) for name in own}
+        return random_state(self.gpus) | {"own": states}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set the random generators of this process to a state. A generator without a
+        saved state is left as it is."""
+        restore_random_state(state, self.gpus)
+        saved = state.get("own", {})  # until version 0.3 there is none
+        for name, generator in own_generators(self.trainer).items():
+            if name in saved:
+                set_state(generator, saved[name])
+
+
+def own_generators(trainer: Any) -> dict[str, Any]:
+    """Return each random generator that is an attribute of a module, of the data module
+    or of a callback, by the names of both."""
+    owners = dict(trainer.lightning_module.named_modules())
+    owners["data"] = trainer.datamodule
+    owners |= {callback.state_key: callback for callback in trainer.callbacks}
+    return {
+        f"{name}.{key}": value
+        for name, owner in owners.items()
+        for key, value in vars(owner).items()
+        if isinstance(value, GENERATORS) and type(value) is not random.SystemRandom
+    }
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of one of GENERATORS, in a form that safe loading accepts."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    state = generator.bit_generator.state
+    return apply_to_collection(state, np.ndarray, np.ndarray.tolist)
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Set one of GENERATORS to the result of `state_of`."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def random_state(gpus: list[torch.device]) -> dict[str, Any]:
+    """Return the state of the global random generators of torch, Python and numpy, in a
+    form that safe loading accepts.
+
+    gpus: The GPUs of CUDA whose generators count, too.
+    """
+    name, key, *rest = np.random.get_state(legacy=True)
+    state = {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in gpus],
+        "python": random.getstate(),
+        # safe loading allows tensors, but no numpy arrays
+        "numpy": [name, torch.tensor(np.asarray(key, dtype=np.int64)), *rest],
+    }
+    if torch.backends.mps.is_available():  # the GPU of an Apple computer
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
+    """Set the global random generators to a state.
+
+    state: The result of `random_state`.
+    gpus: The GPUs of this process, in the same order. If their number has changed, the
+        further GPUs keep their state.
+    """
+    torch.set_rng_state(state["torch"])
+    # the number of GPUs may have changed
+    for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):
+        torch.cuda.set_rng_state(gpu_state, gpu)
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+    random.setstate(state["python"])
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
+
+
+def is_epoch_over(trainer: Trainer) -> bool:
+    """Return whether the training has used all batches of this epoch."""
+    num_batches = batch_index(trainer) + 1
+    return num_batches >= trainer.num_training_batches or trainer.is_last_batch
+
+
+class WholeEpochs(Callback):
+    """Corrects which epochs Lightning counts as complete.
+
+    Lightning also counts an epoch that max_steps or max_time cuts short, so a resume
+    would leave out the rest of the epoch. With max_steps, Lightning treats a resume
+    from the end of an epoch as a resume in the middle, and would leave out the next
+    epoch. It also leaves out the validation after the last step.
+    """
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Let Lightning validate after the last step of max_steps, as it does when
+        something else ends a training."""
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Change the counts in the checkpoint if Lightning has counted an epoch that
+        was cut short."""
+        epochs = saved_epochs(checkpoint)
+        is_counted = epochs["current"]["processed"] == epochs["current"]["ready"]
+        if is_counted and not is_epoch_over(trainer):
+            for counts in epochs.values():
+                counts["processed"] -= 1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the next epoch if the checkpoint was written at the end of an epoch."""
+        skip_ended_epoch(trainer)
+
+
+class PlateauFirst(Checkpoint):
+    """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before
+    the checkpoint is written. Lightning steps it after the checkpoint, so a resume
+    would lose the step.
+
+    The module may log the watched value in `on_train_epoch_end`, so this class must
+    step later. Lightning calls each callback of type Checkpoint after the module, which
+    is why this class is one.
+    """
+
+    resumed: dict[str, Tensor] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the schedules, keep their frequencies (in epochs), and stop Lightning
+        from stepping them."""
+        self.frequencies = [
+            (config, config.frequency)
+            for config in trainer.lr_scheduler_configs
+            if config.reduce_on_plateau and config.interval == "epoch"
+        ]
+        self.switch_off()
+
+    def switch_off(self) -> None:
+        """Set a frequency that no training reaches, so that Lightning never steps the
+        schedules."""
+        for config, _ in self.frequencies:
+            config.frequency = sys.maxsize
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Step the schedules, unless the epoch was cut short. Their frequencies are
+        restored for this step only."""
+        if not is_epoch_over(trainer):
+            return
+        for config, frequency in self.frequencies:
+            config.frequency = frequency
+        step_plateau_schedulers(trainer)
+        self.switch_off()
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the values that the schedules watch. A validation in the middle of an
+        epoch may have measured them, and a resume does not measure them again."""
+        watched = checkpoint["watched"] = {}
+        for config, _ in self.frequencies:
+            if config.monitor in trainer.callback_metrics:
+                watched[config.monitor] = trainer.callback_metrics[config.monitor]
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the saved values until the training starts."""
+        self.resumed = checkpoint.get("watched", {})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the saved values back to the Trainer, in which a schedule looks for
+        them."""
+        trainer.callback_metrics.update(self.resumed)  # of a validation before the stop
+
+
+class ResumedOptimizer(Callback):
+    """Adapts the saved state of an optimizer to the optimizer that this run has built,
+    and refuses the state of other optimizers or of another schedule.
+
+    saved_numbers: The numbers of optimizers and of schedules in the checkpoint.
+    """
+
+    saved_numbers = (0, 0)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prepare the optimizers for the saved states. Lightning restores the states
+        after this hook.
+
+        Raise ValueError for another number of optimizers or schedules.
+        """
+        for optimizer in trainer.optimizers:
+            optimizer.register_load_state_dict_pre_hook(adapt_state)
+        if trainer.ckpt_path:
+            self.check_restored(trainer)
+            # `configure_optimizers` may have made the training loader already, with
+            # `trainer.estimated_stepping_batches`. The epoch and the loader's state
+            # were not restored then. Lightning now makes it again, and restores both.
+            forget_train_loader(trainer)
+
+    def check_restored(self, trainer: Any) -> None:
+        """Raise ValueError if the checkpoint has another number of optimizers or
+        schedules. Lightning would leave out those without a partner."""
+        numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
+        if self.saved_numbers != numbers:
+            raise ValueError("there is another number of optimizers or schedules")
+
+    def on_save_checkpoint(
+        self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the options of the optimizer and the schedule, for `check_schedule`."""
+        if has_named_optimizer(pl_module):
+            checkpoint["schedule"] = schedule_options(pl_module)
+
+    def on_load_checkpoint(
+        self, trainer: Any, model: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Check the states before Lightning restores them. Evaluation needs no such
+        state and checks nothing.
+
+        Raise UserError if the code or the length of the training has changed.
+        """
+        if trainer.state.fn != "fit":
+            return
+        optimizers = checkpoint["optimizer_states"]
+        schedules = checkpoint["lr_schedulers"]
+        # the states of an optimizer have no names, but the positions of the parameters
+        saved = checkpoint["state_dict"]
+        names = dict(model.named_parameters())
+        in_file = [name for name in saved if name in names]
+        if in_file != [name for name in names if name in saved]:
+            raise UserError(
+                "the parameters have another order than in the checkpoint: the "
+                "optimizer would mix up their states",
+                "restore the order of the layers in the code, or start a new run "
+                "without --ckpt_path and with --model.weights FILE",
+            )
+        self.saved_numbers = len(optimizers), len(schedules)
+        if "schedule" in checkpoint and has_named_optimizer(model):
+            # it may name a class of the user's package
+            schedule = renamed(checkpoint["schedule"], checkpoint["package"])
+            check_schedule(schedule, model)
+            check_length(checkpoint, model)
+
+
+def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Change a saved state so that it fits the optimizer of this run.
+
+    Options such as `fused` keep the value of this run. The moments get the same memory
+    layout as the weights, because a fused step relies on an equal layout.
+
+    optimizer: The optimizer of this run.
+    saved: The result of `state_dict` of an optimizer of the same parameters. It is
+        changed in place.
+
+    Raise ValueError for the moments of another parameter.
+    """
+    # torch refuses another number of groups or parameters, after this hook
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
+    for group, saved_group in groups:
+        for name in IMPLEMENTATIONS | {"name"}:
+            if name in group or name in saved_group:
+                saved_group[name] = group.get(name)
+        pairs = zip(group["params"], saved_group["params"], strict=False)
+        for weight, index in pairs:
+            moments = saved["state"].get(index, {})
+            for name, value in moments.items():
+                if not isinstance(value, Tensor) or name == "step":
+                    continue
+                if value.shape == weight.shape:
+                    moment = torch.empty_like(weight, dtype=value.dtype)
+                    moments[name] = moment.copy_(value)
+                elif type(optimizer) in FUSED_ON:
+                    # their moments have the shape of the parameter. A fused step does
+                    # not check it: it would read and write past a moment's end.
+                    raise ValueError(f"{name} of the optimizer has another shape")
+
+
+def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError if the options of the model differ from the options in the
+    checkpoint, because the user's code has changed. With other parameter groups, a
+    fused step would read the state of another parameter, past its end.
+
+    saved: The result of `schedule_options` when the checkpoint was written.
+    """
+    options = schedule_options(model)
+    for name, value in saved.items():
+        if value != options.get(name):
+            raise UserError(
+                f"{type(model).__name__} has the {name} {options.get(name)}: a resume "
+                f"goes on with {value}; leave --ckpt_path out",
+                status=2,
+            )
+
+
+def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
+    """Raise UserError if the saved schedule was made for another length of the
+    training.
+
+    A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
+    would have had other rates.
+    """
+    name: Any = model.scheduler
+    argument = name and length_argument(name, model.scheduler_args)
+    if not argument:
+        return
+    (saved,) = checkpoint["lr_schedulers"]
+    old_length = saved.get(argument)
+    every = model.step_scheduler_every()
+    length = schedule_length(model.trainer, every)
+    if length != old_length:
+        raise UserError(
+            f"model.scheduler {name} is made for {old_length} {every}s, not {length}",
+            "a new run can start with its weights: --model.weights FILE, without "
+            "--ckpt_path",
+            2,
+        )
+
+
+def schedule_options(model: BaseModule) -> dict[str, Any]:
+    """Return the settings that determine the options of the parameter groups, in a form
+    that safe loading accepts."""
+    names = ["lr", "optimizer_args", "scheduler", "scheduler_args"]
+    if model.parameter_groups:
+        names.append("parameter_groups")
+    options = as_plain({name: getattr(model, name) for name in names})
+    return options | {"scheduler_interval": model.step_scheduler_every()}
+
+
+RESTORE = {
+    "restore_training_state",
+    "_restore_modules_and_callbacks",
+    "load_data_state",
+    "load_state",
+    "check_restart",
+    "check_restored",
+}
+"""Functions of Lightning and of this library that read the state."""
+
+LIBRARIES = (
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    str(Path(__file__).parents[1]),
+)
+"""The folders of code that is not the user's."""
+
+
+@contextlib.contextmanager
+def state_errors(path: Path | None) -> Iterator[None]:
+    """Within this context, turn an error that a checkpoint's state causes into a
+    UserError. Errors in the user's code keep their traceback, and so does a full
+    memory.
+
+    path: The checkpoint. None for a new training, in which nothing is changed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError | torch.OutOfMemoryError):
+            raise
+        if path is None or not is_of_restore(error):
+            raise
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise UserError(
+            f"the state in {path} does not fit: {reason}",
+            f"a new run can begin with its weights: --model.weights {path}",
+        ) from error
+
+
+def is_of_restore(error: Exception) -> bool:
+    """Return whether an error was raised while a state was read, and not in the user's
+    code: a function in RESTORE was called, and the code that failed is a library's."""
+    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    file, _ = raised_at(error)
+    return str(file).startswith(LIBRARIES) and not functions.isdisjoint(RESTORE)

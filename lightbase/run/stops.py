@@ -1,0 +1,180 @@
+"""The callbacks of a run, and the ways in which a training ends early.
+
+Read `make_callbacks` first, which lists the callbacks in their order. `StopWithoutLoss`
+and `StopOnSignal` end a training. With several processes, all of them have to end at
+the same step: a process that waits for another one would wait forever.
+"""
+
+import functools
+import multiprocessing
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightbase.compat import (
+    batch_index,
+    call_between_steps,
+    follow_until_averaged,
+    leave_out_signals,
+    quiet_lightning,
+    started_processes,
+)
+from lightbase.config.errors import UserError
+from lightbase.run.signals import SIGNALS
+
+
+class AverageFollows(Callback):
+    """Before the first update of a WeightAveraging, lets validations, checkpoints and
+    the end of the training take the weights that train. It has to be called before
+    the WeightAveraging."""
+
+    def follow(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+        """Copy the weights, unless the first update comes at the end of this epoch:
+        after the validation, which would measure other weights."""
+        for callback in trainer.callbacks:
+            is_average = isinstance(callback, WeightAveraging)
+            if is_average and not callback.should_update(
+                epoch_idx=trainer.current_epoch
+            ):
+                follow_until_averaged(callback, pl_module)
+
+    on_validation_epoch_start = on_train_end = follow
+    on_save_checkpoint = follow  # type: ignore[assignment]
+
+
+class StopWithoutLoss(Callback):
+    """Stops if training_step has returned None for all batches of an epoch, because
+    nothing was trained. A model with manual optimization is not checked.
+
+    If training_step returns None for some batches, Lightning skips these batches.
+    """
+
+    has_loss = True
+
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        self.has_loss = not pl_module.automatic_optimization
+
+    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
+        self.has_loss = self.has_loss or bool(outputs)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, _: Any
+    ) -> None:
+        """In the first epoch, write no checkpoint of weights that were not trained."""
+        if trainer.current_epoch == 0:
+            self.on_train_epoch_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if no process has had a loss in this epoch."""
+        if not in_any_process(trainer, self.has_loss):
+            step = f"training_step of {type(pl_module).__name__}"
+            batches = f"all batches of epoch {trainer.current_epoch + 1}"
+            raise UserError(
+                f"{step} returned None in {batches}: nothing was trained",
+                "let it return the loss of the batch",
+            )
+
+
+def in_any_process(trainer: Trainer, decision: Any) -> bool:
+    """Return whether `decision` is true in one of the processes. All processes have to
+    call this function."""
+    return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+
+class StopOnSignal(Callback):
+    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two optimizer steps, where the state
+    can be saved. `lightbase.run.signals` keeps the signal until then.
+
+    A single process stops after the next optimizer step. Several processes exchange
+    every 10 steps whether one of them got a signal. A signal in the last step of an
+    epoch or in a validation stops the training when the epoch is saved.
+
+    This replaces the signal handling of Lightning 2.6, which also stops between two
+    batches of an accumulation and within a validation. With several processes,
+    Lightning communicates in the signal handler, even while another exchange is
+    running. It also communicates before every batch, and each time waits for the GPU.
+    """
+
+    every_n_steps = 10
+    """How often several processes exchange whether one got a signal."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keep signals from now on if this is a training. Leave out Lightning's log
+        lines in a process of ddp_spawn."""
+        if multiprocessing.parent_process() is not None:
+            quiet_lightning()
+            # In a forked process torch makes its pool of threads again. It aborts if
+            # the threads of two GPUs do it at once in the first backward.
+            torch.set_num_threads(torch.get_num_threads())
+        leave_out_signals(trainer)
+        SIGNALS.install()
+        SIGNALS.waits = stage == "fit"  # a test has nothing to save
+        self.stop_if_received(trainer)  # in the last epoch
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        call_between_steps(trainer, functools.partial(self.between_steps, trainer))
+
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Stop after the checkpoints of the last epoch."""
+        self.stop_if_received(trainer)
+
+    def between_steps(self, trainer: Trainer) -> None:
+        """Stop between two optimizer steps, if the processes exchange signals here."""
+        num_steps = (batch_index(trainer) + 1) // trainer.accumulate_grad_batches
+        if trainer.world_size == 1 or num_steps % self.every_n_steps == 0:
+            self.stop_if_received(trainer)
+
+    def stop_if_received(self, trainer: Trainer) -> None:
+        """Raise SIGTERMException if any process got a signal. All processes have to
+        call this function. Lightning saves the state then."""
+        if dist.is_initialized():
+            signal = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
+            dist.all_reduce(signal, dist.ReduceOp.MAX)
+            SIGNALS.received = int(signal.item())
+        if SIGNALS.received:
+            raise SIGTERMException
+
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
+        """End the process group in a process of ddp_spawn, which ends here and not at
+        the end of the script."""
+        if multiprocessing.parent_process() is not None:
+            leave(trainer)
+
+
+def leave(trainer: Trainer) -> None:
+    """End the process group of torch.distributed, and wait for the processes that this
+    one has started. Raises UserError if one of them has failed."""
+    if dist.is_initialized():
+        # the first process holds torch's store, which the others use until here
+        trainer.strategy.barrier()
+        dist.destroy_process_group()
+    # processes of ddp_spawn have ended already
+    for process in started_processes(trainer):
+        if status := process.wait():
+            raise UserError(
+                f"process {process.pid} of this run ended with status {status}"
+            )
+
+
+class Patience(EarlyStopping):
+    """Early stopping that also holds in a resumed run. A run that early stopping has
+    ended trains on only if the patience has been raised."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the checkpoint, but keep the patience of this start."""
+        super().load_state_dict({**state_dict, "patience": self.patience})
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Stop at once if the patience was used up before the resume."""
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True

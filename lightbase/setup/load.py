@@ -1,0 +1,241 @@
+"""A run rebuilt from its checkpoint, for evaluate.py, predict.py and export.py.
+
+Read `load_run` first. A checkpoint holds the config of its run, so the file is enough
+to build the model and the data again. Config files name classes to import, so only a
+file in the user's folder of runs may do so. `load_into` is the way for other files.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning import LightningDataModule, LightningModule
+
+from lightbase.config.errors import UserError
+from lightbase.config.files import relative_to_cwd
+from lightbase.config.names import flatten
+from lightbase.config.paths import PROJECT, is_own
+from lightbase.config.spec import (
+    CommandLine,
+    RunSpec,
+    arguments,
+    entries,
+    new_spec,
+    read_spec,
+)
+from lightbase.config.yaml_files import REMOVED, checked, renamed
+from lightbase.data.module import SPLIT_ARGUMENTS, BaseDataModule
+from lightbase.model.transfer import load_checked, load_weights, read_weights
+from lightbase.run.state import state_errors
+from lightbase.setup.build import build
+
+Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
+"""A run: its record, its model and its data."""
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of a run's checkpoint. Its config has today's names of
+    classes. No code of the file is run.
+
+    Raises UserError for a file that is missing, damaged, unsafe or not of a run, or
+    that was written before version 0.3.
+    """
+    checkpoint = load_checked(path)
+    config: Any = entries(checkpoint).get("config")
+    # version 0.2 did not save "lightbase"
+    is_run = isinstance(entries(checkpoint).get("package"), str)
+    keys = {"state_dict", "lightbase"}
+    if not is_run or not is_config(config) or not keys <= checkpoint.keys():
+        raise UserError(
+            f"{path} is no checkpoint of a run: it lacks the weights, or the config "
+            "that train.py saves from version 0.3 on"
+        )
+    config.pop(REMOVED, None)
+    checkpoint["config"] = renamed(config, checkpoint["package"])
+    return checkpoint
+
+
+def is_config(config: Any) -> bool:
+    """Return whether a value has the form of the config that train.py saves: a dict
+    with trainer, model and data, and with a limited number of values (see
+    `checked`)."""
+    try:
+        parts = entries(checked(config))
+    except ValueError:
+        return False
+    return {"trainer", "model", "data"} <= parts.keys()
+
+
+def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Loaded:
+    """Return the record of a run, its model with the weights of a checkpoint, and its
+    data.
+
+    Without --config in the flags, model and data are rebuilt from the config in the
+    checkpoint. The file has to be the user's (see `is_own`), or `trust` is True: the
+    config names classes, whose code is run. With --config, the user's YAML names the
+    classes, and the file may come from anybody: it gives the weights only.
+
+    path: The checkpoint.
+    flags: --config FILE, and settings that differ from the config, such as --data.*.
+    Raises UserError if the file is not a sound checkpoint, if it is somebody else's, or
+    if it does not fit today's code.
+    """
+    line = CommandLine(flags)
+    if line.configs:
+        return load_into(path, line)
+    checkpoint = read_checkpoint(path)
+    config = checkpoint["config"]
+    if not trust:
+        names = re.findall(r"'class_path': '([^']{1,60})", repr(config))
+        way_out = (
+            f"it names {', '.join(names[:5])}: give --config FILE, a YAML of yours; or "
+            "--trust_checkpoint true, in Python trust=True, if you would run it as a "
+            "program"
+        )
+        check_own(path, line.place("trainer.default_root_dir"), way_out)
+    check_has_classes(config)
+    # This machine may have other devices than the run had. Of the Trainer's flags, only
+    # flags that change the result are kept.
+    kept = {"precision", "plugins", "limit_test_batches"}
+    if config["trainer"].get("accelerator") == "cpu":
+        kept.add("accelerator")
+    trainer = {key: x for key, x in config["trainer"].items() if key in kept}
+    config = config | {"trainer": trainer}
+    spec = read_spec([config], line, PROJECT.default_model, is_saved=True)
+    leave_fold(spec)
+    check_split(config, spec.config.data, path)
+    model, data = build(spec)
+    restore(checkpoint, model, data, path)
+    return spec, model, data
+
+
+def check_own(path: Path, root: str | None, way_out: str) -> None:
+    """Raise UserError for a file that is not the user's, see `is_own`. A missing file
+    is left to the function that reads it."""
+    if path.exists() and not is_own(path, root):
+        raise UserError(
+            f"{path} is not in your folder of runs: no class that it names is built",
+            way_out,
+            2,
+        )
+
+
+def restore(
+    checkpoint: dict[str, Any],
+    model: LightningModule,
+    data: LightningDataModule,
+    path: Path,
+) -> None:
+    """Give the model its weights, and the data its state. Raises UserError if they are
+    of another model.
+
+    path: The checkpoint, for messages.
+    """
+    with state_errors(path):
+        model.on_load_checkpoint(checkpoint)  # as Lightning does
+        load_state(checkpoint, model, path)
+        load_data_state(checkpoint, data)
+
+
+def load_into(path: Path, line: CommandLine) -> Loaded:
+    """Return a run as `load_run` does, built from the user's YAML, with the weights of
+    any file.
+
+    path: A checkpoint of a run, or another file of weights.
+    line: The arguments, with --config.
+    Raises UserError if the file lacks a weight of the model, or if the data is split in
+    another way than in the training.
+    """
+    content = read_weights(path)
+    saved = entries(content)
+    spec = new_spec(line)
+    leave_fold(spec)
+    if is_config(saved.get("config")):
+        check_split(saved["config"], spec.config.data, path, has_state=False)
+    model, data = build(spec)
+    if isinstance(data, BaseDataModule):  # predictions need its classes and shapes
+        state = entries(saved.get(type(data).__qualname__))
+        if state:
+            # until version 0.3 the test part followed from split_seed
+            test_seed = state.get("test_seed", data.split_seed)
+            if isinstance(test_seed, int):
+                data.test_seed = test_seed
+        data.prepare_data()
+        data.setup("fit")
+        # compared when the test set is loaded
+        data.saved_fingerprints = entries(state.get("fingerprints"))
+    load_weights(model, path, is_complete=True, content=content)
+    return spec, model, data
+
+
+def leave_fold(spec: RunSpec) -> None:
+    """Remove the fold from the settings if --data.num_folds is null. This is how a
+    user tests a run of cross-validation on the data's test set."""
+    data = arguments(spec.config.data)
+    if "data.num_folds" in spec.given and data["num_folds"] is None:
+        data["fold"] = None
+
+
+def check_has_classes(config: dict[str, Any]) -> None:
+    """Raise UserError if the model and data of a run were given as Python objects. The
+    config has only their classes, and not the arguments to build them again."""
+    if config.get("built_in_python"):
+        raise UserError(
+            "the model and the data of this run were built in Python",
+            "give the objects: lightbase.load(path, module, data)",
+            2,
+        )
+
+
+def check_split(
+    trained: dict[str, Any], data: Namespace, path: Path, has_state: bool = True
+) -> None:
+    """Raise UserError if the data would be split in another way than in the training.
+    A test could then have samples of the training.
+
+    trained: The config in a checkpoint.
+    data: The config of the data now.
+    path: The checkpoint, for the message.
+    has_state: Whether the data gets the state in the checkpoint. Then num_folds and
+        fold may be null: the data's test set has no sample of a fold.
+    """
+    # runs before version 0.4 have no val_split
+    before = {"val_split": "random"} | arguments(trained["data"])
+    now = arguments(data)
+    for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
+        # without a fold, the test set has no sample of the training
+        leaves_fold = name in ("num_folds", "fold") and now[name] is None and has_state
+        if now[name] != before[name] and not leaves_fold:
+            run = relative_to_cwd(path)
+            raise UserError(
+                f"--data.{name} {now[name]}: the training of {run} had {before[name]}",
+                "leave it as it was: a test may not have samples of the training",
+                2,
+            )
+
+
+def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> None:
+    """Restore the state that a run has saved for its data: classes, splits and the
+    order of samples. Without such a state, as for another class, nothing changes."""
+    state = checkpoint.get(type(data).__qualname__)
+    if state is not None:
+        data.load_state_dict(state)
+
+
+def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
+    """Copy the weights of a run's checkpoint into the model. Raises UserError if they
+    are weights of another network.
+
+    path: The checkpoint, for the message.
+    """
+    try:
+        model.load_state_dict(checkpoint["state_dict"])
+    except (RuntimeError, TypeError) as error:
+        config = flatten(checkpoint["config"]["model"], "model")
+        reason = str(error).splitlines()[-1].strip()[:300]
+        raise UserError(
+            f"checkpoint {path} is of another model: {reason}",
+            f"it was trained with {config.get('model.net', config['model'])}",
+        ) from error

@@ -1,0 +1,117 @@
+"""Curves of the load of the training process and of the GPUs, beside the loss.
+
+`DeviceMonitor` reads the devices and writes the curves. `busy_shares` returns the
+result for the advice at the end of a training.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import psutil
+import pynvml
+import torch
+
+from lightbase.config.errors import say
+from lightbase.model.curves import is_log_step, log_values
+from lightbase.run.devices import devices_of
+from lightbase.run.fit import Extra
+
+GIB = 2**30
+
+INTERVAL_S = 1.0
+"""Seconds between two points, at least. More points would not show more: NVML's
+busy_percent is itself a mean over 1/6 to 1 s."""
+
+
+class DeviceMonitor(Extra):
+    """Writes curves of the devices; their names begin with watch/device/. Only the
+    first process reads the devices.
+
+    cpu_percent and memory_gib are the values of this process; 100 % is one core. Each
+    GPU of --trainer.devices has gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and
+    gpuI_temperature_celsius, where I is its index in torch. They are the values that
+    nvidia-smi shows, for all programs on the GPU. NVML, the library behind nvidia-smi,
+    reads them. A value that NVML cannot read has no curve, and a line is printed.
+
+    There is a point on log steps, but at most one in INTERVAL_S seconds. cpu_percent is
+    a mean since the last point.
+
+    readers: Functions that read one value, by the name of the curve.
+    readings: All values so far, by the name of the curve.
+    """
+
+    def __init__(self) -> None:
+        self.readers: dict[str, Callable[[], float]] = {}
+        self.readings: dict[str, list[float]] = {}
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find out what can be read, in the first process."""
+        self.read_at = time.monotonic()  # of the last point
+        if not trainer.is_global_zero:
+            return
+        process = psutil.Process()
+        process.cpu_percent()  # each call returns the load since the call before it
+        self.readers = {
+            "watch/device/cpu_percent": process.cpu_percent,
+            "watch/device/memory_gib": lambda: process.memory_info().rss / GIB,
+        }
+        for gpu in devices_of(trainer.strategy):
+            if gpu.type == "cuda":
+                self.readers |= gpu_readers(gpu)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """On a log step, read all values, and write a point of each curve."""
+        now = time.monotonic()
+        if now - self.read_at < INTERVAL_S or not is_log_step(trainer):
+            return
+        self.read_at = now
+        values = {}
+        for name, read in list(self.readers.items()):
+            try:
+                values[name] = read()
+                self.readings.setdefault(name, []).append(values[name])
+            # the user may not read this value, or the GPU has failed
+            except pynvml.NVMLError as error:
+                say(f"Device monitor: no {name}: {error}")
+                del self.readers[name]
+        log_values(trainer, values)
+
+
+def busy_shares(trainer: Any) -> list[float]:
+    """Return for each GPU the share of the time in which it ran anything, in [0, 1].
+    Call it after a training with a DeviceMonitor; without one the list is empty. A GPU
+    that NVML cannot read is left out."""
+    shares = []
+    for callback in trainer.callbacks:
+        if isinstance(callback, DeviceMonitor):
+            for name, values in callback.readings.items():
+                if name.endswith("_busy_percent"):
+                    shares.append(fmean(values) / 100)
+    return shares
+
+
+def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
+    """Return the functions that read a GPU.
+
+    NVML may be missing, as in many containers, and it does not know the parts of a
+    divided GPU (MIG). Then a line is printed, and the GPU has no curves.
+    """
+    try:
+        pynvml.nvmlInit()
+        # torch counts the GPUs in CUDA_VISIBLE_DEVICES, NVML counts all of them
+        uuid = torch.cuda.get_device_properties(gpu).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError as error:
+        say(f"Device monitor: no curves of GPU {gpu.index}: NVML says {error}")
+        return {}
+    celsius = pynvml.NVML_TEMPERATURE_GPU
+    readers = {
+        "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB,
+        "power_watt": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, celsius),
+    }
+    start = f"watch/device/gpu{gpu.index}_"
+    return {start + name: read for name, read in readers.items()}

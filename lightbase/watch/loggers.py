@@ -1,0 +1,220 @@
+"""The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger.
+
+`make_loggers` makes them, with arguments that follow from the folder of the run.
+`OpenLoggers` opens them for a run, and writes the hyperparameters into them.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning import LightningModule, Trainer
+from lightning.pytorch.loggers import (
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from torch.utils.tensorboard.summary import hparams
+
+from lightbase.compat import saved_logged_step
+from lightbase.config.errors import UserError, first_line, say
+from lightbase.config.files import relative_to_cwd
+from lightbase.config.names import WITHOUT_EFFECT, flatten
+from lightbase.config.paths import PROJECT
+from lightbase.config.spec import RunSpec, arguments, as_list, entries
+from lightbase.run.fit import Extra
+from lightbase.run.folder import Run, root_folder
+from lightbase.run.record import recorder_of
+from lightbase.setup.build import instantiate
+
+TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
+"""The logger of a run whose config names none."""
+
+
+class RunTensorBoard(TensorBoardLogger):
+    """TensorBoard's logger with other names for some curves: lr and epoch are in the
+    group watch/, the test metrics in view/. TensorBoard sorts groups by name and opens
+    the first ones, which are then train/ and val/."""
+
+    def log_metrics(
+        self, metrics: Mapping[str, float], step: int | None = None
+    ) -> None:
+        """Write one point for each metric. The number of test samples is left out: it
+        is no curve."""
+        tags = {}
+        for name, value in metrics.items():
+            tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
+            tags[re.sub(r"^test(?=[/_])(?!_each_epoch)", "view/test", tag)] = value
+        tags.pop("view/test/num_samples", None)
+        super().log_metrics(tags, step)
+
+
+class OpenLoggers(Extra):
+    """Opens the loggers of a run. Writes the hyperparameters into them when a training
+    starts, and the points of the curves to disk."""
+
+    first_step = 0  # of this start in the run's folder
+
+    @contextmanager
+    def around_run(
+        self, spec: RunSpec, model: LightningModule, run: Run | None
+    ) -> Iterator[list[Logger]]:
+        """Within this context, the loggers of a run are open. At its end, the run at
+        W&B ends, with status 1 after an error. Otherwise the next run of the same
+        process would continue it.
+
+        Raise UserError if a logger cannot start, see `make_loggers`.
+        """
+        loggers = make_loggers(spec, run)
+        status = 1
+        try:
+            yield loggers
+            status = 0
+        finally:
+            for logger in loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.experiment.finish(status)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Find the step at which a run that continues in its folder starts again. A new
+        run that starts from a checkpoint begins its curves at step 0."""
+        run = recorder_of(trainer).run
+        if run and not run.is_new:
+            # not its global_step, which counts each of several optimizers
+            self.first_step = saved_logged_step(checkpoint)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the hyperparameters into the loggers, in the first process only."""
+        recorder = recorder_of(trainer)
+        if not recorder.run or not trainer.is_global_zero:
+            return
+        # Lightning would keep the file of an earlier start
+        (recorder.run.folder / "hparams.yaml").unlink(missing_ok=True)
+        parameters = hyper_parameters(recorder.config)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(parameters)
+            if isinstance(logger, TensorBoardLogger):
+                writer = logger.experiment.file_writer
+                # TensorBoard drops the points from this step on that an earlier start
+                # has written after its last checkpoint. It ignores the first such event
+                # of a run, so a new run needs one, too.
+                start = SessionLog(status=SessionLog.START)
+                writer.add_event(Event(step=self.first_step, session_log=start))
+                # The first summary would list columns. TensorBoard takes the parameters
+                # that differ first.
+                for summary in hparams(parameters, {})[1:]:
+                    writer.add_summary(summary)
+                folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
+                say(f"Curves: tensorboard --logdir {folder}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the points of the curves to disk, before the checkpoint of the epoch.
+
+        If the run is killed after the checkpoint, its curves have all points up to this
+        checkpoint. A resume then leaves no gap.
+        """
+        for logger in trainer.loggers:
+            logger.save()
+
+
+def make_loggers(spec: RunSpec, run: Run | None) -> list[Logger]:
+    """Build the loggers that trainer.logger names. Without this setting, the logger is
+    TensorBoard's. With false or an empty list there is none.
+
+    run: The run's folder, or None in a process that writes nothing.
+    Raises UserError if a logger cannot start, for instance because its package is not
+    installed, or its server does not answer.
+    """
+    setting = spec.config.trainer.logger
+    if setting in (False, []):
+        return []
+    if run is None:
+        return [RunTensorBoard(root_folder(spec.config), version="")]  # writes nothing
+    if spec.trainer["logger"]:  # an object, see lightbase.train
+        return as_list(spec.trainer["logger"])
+    configs = [x for x in as_list(setting) if isinstance(x, Namespace)]
+    return [make_logger(spec, config, run) for config in configs or [TENSORBOARD]]
+
+
+def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
+    """Build a logger. Arguments that the config leaves out follow from the run.
+
+    TensorBoard and CSV files are written into the folder of the run. W&B writes there,
+    too. MLflow keeps all runs in mlruns/ in the folder of all runs.
+
+    config: It has a class_path, and maybe init_args and dict_kwargs.
+    Raises UserError if the logger cannot start. Any error counts, because each package
+    has its own classes of errors.
+    """
+    name = config.class_path.rpartition(".")[2]
+    title = spec.config.name
+    version = run.folder.name
+    defaults: dict[str, dict[str, Any]] = {
+        "TensorBoardLogger": {
+            "save_dir": run.folder.parents[1],
+            "name": run.folder.parent.name,
+            "version": version,
+            "default_hp_metric": False,
+        },
+        # Lightning's writer deletes an earlier metrics.csv: it counts versions of its
+        # folder
+        "CSVLogger": {"save_dir": run.folder, "name": "csv"},
+        "WandbLogger": {
+            "save_dir": run.folder,
+            "name": f"{title}/{version}",
+            "project": os.environ.get("WANDB_PROJECT", PROJECT.package),
+        },
+        "MLFlowLogger": {
+            "save_dir": run.root / "mlruns",
+            "experiment_name": title,
+            "run_name": version,
+        },
+    }
+    options = defaults.get(name, {})
+    given = arguments(config) | entries(config.get("dict_kwargs"))
+    options |= {key: value for key, value in given.items() if value is not None}
+    # MLflow 3 needs it where the runs are in a folder
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        if config.class_path == TENSORBOARD.class_path:
+            return RunTensorBoard(**options)
+        config = Namespace(class_path=config.class_path, init_args=Namespace(options))
+        settings = Namespace(trainer=Namespace(logger=config))
+        logger: Logger = instantiate(spec, settings).trainer.logger
+        if isinstance(logger, WandbLogger | MLFlowLogger):
+            _ = logger.experiment  # starts the run at the server
+        return logger
+    except Exception as error:
+        raise UserError(f"{name} cannot start: {first_line(error)}") from error
+
+
+def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings in which experiments differ, such as {"model.lr": 0.01,
+    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
+
+    Settings that are None, or that do not change the training, are left out. Only the
+    Trainer's arguments in `names` count. Characters that MLflow refuses become "_".
+
+    config: The config of a run, as plain values.
+    """
+    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
+    trainer = {name: config["trainer"][name] for name in names}
+    parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
+    parameters: dict[str, Any] = {"seed": config["seed_everything"]}
+    for key, value in flatten(parts).items():
+        if value is None or key.rpartition(".")[2] in WITHOUT_EFFECT:
+            continue
+        if not isinstance(value, int | float | str):
+            value = str(value)
+        # MLflow refuses model.parameter_groups.*.bias.lr
+        parameters[re.sub(r"[^\w/. -]", "_", key)] = value
+    return parameters
