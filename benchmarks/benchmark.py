@@ -1,7 +1,7 @@
 """Measure the speed of training, and compare it with other ways to train the same
 network.
 
-python benchmarks/benchmark.py > docs/speed.md
+python benchmarks/benchmark.py > speed.md
 
 Three contestants train for one epoch. They have the same generated images, and the
 network and the optimizer of a shipped YAML:
