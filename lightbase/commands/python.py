@@ -31,7 +31,6 @@ from lightbase.config.paths import PROJECT
 from lightbase.config.spec import CommandLine, read_spec
 from lightbase.data.arrays import ArrayData, loader_data
 from lightbase.model.curves import RunFolder
-from lightbase.run.devices import short_device_errors
 from lightbase.run.fit import best_checkpoint
 from lightbase.setup.build import begin, build_rest, instantiate
 from lightbase.setup.load import load_run, read_checkpoint, restore
@@ -109,7 +108,7 @@ def train(
     if isinstance(test, bool):
         flags["test"] = parts.pop("test")
     parts = {split: parts[split] for split in parts if parts[split] is not None}
-    with python_errors(way_out, prefixes), short_device_errors():
+    with python_errors(way_out, prefixes):
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
         if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")

@@ -20,7 +20,7 @@ from lightbase.config.files import relative_to_cwd
 from lightbase.config.spec import CommandLine, RunSpec, default_experiment, new_spec
 from lightbase.model.module import BaseModule
 from lightbase.run import fit
-from lightbase.run.devices import cpu_threads, short_device_errors
+from lightbase.run.devices import cpu_threads
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
@@ -50,8 +50,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             results = train_repeatedly(args, parse, train)
             if results is not None:
                 return results
-        with short_device_errors():
-            spec, model, data = parse(args)
+        spec, model, data = parse(args)
         return train(spec, model, data)
 
 

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, TextIO
 
 RANK_VARIABLES = (
@@ -84,32 +83,22 @@ def first_line(error: Exception) -> str:
     return message.splitlines()[0].strip()
 
 
-def raised_at(error: BaseException) -> tuple[Path, str]:
-    """Return the file and the line of code that raised an error. The line is "" if
-    there is no source."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return Path(frame.filename), frame.line or ""
-
-
 def is_users(filename: str) -> bool:
     """Return whether a file, as a traceback names it, has code of the user."""
     return not NOT_USERS.match(filename)
 
 
-def place_of_import(error: BaseException | None) -> str:
-    """Return a line with the place in a file of the user at which the import of the
-    file has ended, if that has caused an error. Otherwise return "".
+def own_line(error: BaseException | None) -> str:
+    """Return the last line of the user's code in the traceback of an error, or "".
 
-    error: An error that is being handled, or None.
+    The traceback of a worker process is in the message of its error, and a SyntaxError
+    has a line without a function.
     """
-    # a SyntaxError has a frame without a name
-    places = re.findall(
-        r'File "(.+)", line (\d+)(?:, in <module>)?\n',
-        "".join(traceback.format_exception(error)),
-    )
-    for file, line in reversed(places):
+    text = "".join(traceback.format_exception(error))
+    lines = re.findall(r'File "(.+)", line (\d+).*\n +(.+)', text)
+    for file, number, code in reversed(lines):
         if is_users(file):
-            return f"it fails in {file}, line {line}"
+            return f"in {file}, line {number}: {code}"
     return ""
 
 
@@ -126,7 +115,7 @@ def imported(argument: str, path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"{argument} {path!r} cannot be imported: {error}",
-            place_of_import(error)
+            own_line(error)
             or "give package.module.NAME, or the bare name of a class of your package",
             2,
         ) from error

@@ -36,7 +36,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from lightbase.compat import arguments_of, change_yaml_loader, resolve_class_names
-from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, place_of_import
+from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, own_line
 from lightbase.config.tables import as_table, as_text
 from lightbase.config.yaml_files import (
     path_of_class,
@@ -233,7 +233,7 @@ class Parser(LightningArgumentParser):
             # reports it
             super().error(message, ex)
         problem = explain(message, self, self.parsed)
-        raise UserError(problem, place_of_import(ex) or SEE_HELP, 2) from ex
+        raise UserError(problem, own_line(ex) or SEE_HELP, 2) from ex
 
 
 def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:

@@ -5,17 +5,12 @@ that only the data knows, such as the number of classes. `make_trainer` is calle
 when the folder, the callbacks and the loggers of the run exist.
 """
 
-from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
-import jsonargparse
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, seed_everything
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightbase.config.errors import UserError, first_line, raised_at, say
-from lightbase.config.parser import explain
+from lightbase.config.errors import UserError, first_line, own_line, say
 from lightbase.config.spec import RunSpec, arguments, entries, validate
 from lightbase.data.module import BaseDataModule
 from lightbase.run.devices import settle_devices
@@ -92,10 +87,9 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
 
     config: A part of the settings, such as Namespace(data=...). The result has the same
         keys, and the objects as their values.
-    Raises UserError if the settings are wrong: an argument is missing or has a wrong
-    type, a package or file is missing, or the class itself raises a ValueError or
-    similar. A failed download raises URLError, as it is. Any other error is a bug in
-    the user's code, and is raised as it is, too.
+    Raises UserError for a wrong setting, and for a ValueError of a class, which is
+    about its arguments. Another error of a class or function is raised as it is, with a
+    note that names the class.
     """
     failures: list[Exception] = []
 
@@ -104,6 +98,7 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         try:
             return cls(*args, **kwargs)
         except Exception as error:  # jsonargparse turns it into a ValueError
+            error.add_note(f"while {cls.__name__} was built from the config")
             failures.append(error)
             raise
 
@@ -111,26 +106,15 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
     try:
         return spec.parser.instantiate(config, instantiators=instantiators)
     except ValueError as error:
-        # if no class has failed, a function may have: then its error is the cause
-        failure: Any = error.__cause__ or error
+        failure: Any = error.__cause__ or error  # a function may have failed
         if failures:
             failure = failures[0]
-        file, line = raised_at(failure)
-        if file.parent == Path(jsonargparse.__file__).parent:  # a wrong setting
-            reason = explain(str(error), spec.parser, config)
-            raise UserError(reason, status=2) from error
-        if isinstance(failure, URLError):  # a script prints that a download failed
+        place = own_line(failure)
+        if failures and isinstance(failure, ValueError):
+            raise UserError(first_line(failure), place, 2) from failure
+        if failures or place or isinstance(failure, OSError):
             raise failure from None
-        reason = first_line(failure)
-        if isinstance(failure, ImportError | OSError):  # a package or a file
-            raise UserError(
-                f"what the config names is not there: {reason}"
-            ) from failure
-        mistakes = (ValueError, AssertionError, MisconfigurationException)
-        if isinstance(failure, mistakes) and line.startswith("raise "):
-            problem = f"the config does not fit: {reason}"
-            raise UserError(problem, status=2) from failure
-        raise failure from None  # a bug in the user's code
+        spec.parser.error(str(error), error)
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.config.errors import UserError
 from lightbase.config.files import relative_to_cwd
+from lightbase.config.known_errors import noted
 from lightbase.config.names import flatten
 from lightbase.config.paths import PROJECT, is_own
 from lightbase.config.spec import (
@@ -28,7 +29,7 @@ from lightbase.config.spec import (
 from lightbase.config.yaml_files import REMOVED, checked, renamed
 from lightbase.data.module import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.model.transfer import load_checked, load_weights, read_weights
-from lightbase.run.state import state_errors
+from lightbase.run.state import note_on_state
 from lightbase.setup.build import build
 
 Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
@@ -133,7 +134,7 @@ def restore(
 
     path: The checkpoint, for messages.
     """
-    with state_errors(path):
+    with noted(note_on_state(path)):
         model.on_load_checkpoint(checkpoint)  # as Lightning does
         load_state(checkpoint, model, path)
         load_data_state(checkpoint, data)

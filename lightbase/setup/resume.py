@@ -17,6 +17,7 @@ from lightning import LightningDataModule, LightningModule
 from lightbase.compat import saved_epochs, saved_logged_step
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import relative_to_cwd
+from lightbase.config.known_errors import noted
 from lightbase.config.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
 from lightbase.config.parser import EXTRA_FLAGS
 from lightbase.config.paths import PROJECT
@@ -32,7 +33,7 @@ from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 from lightbase.run.devices import num_processes_started, settle_devices
 from lightbase.run.folder import check_name, logs_folder_of, newest_version
-from lightbase.run.state import state_errors
+from lightbase.run.state import note_on_state
 from lightbase.setup.load import (
     check_has_classes,
     check_own,
@@ -318,7 +319,7 @@ def check_restart(
             f"checkpoint {path} holds weights only",
             f"a new run can start with them: --model.weights {path}",
         )
-    with state_errors(path):
+    with noted(note_on_state(path)):
         load_state(checkpoint, model, path)
         num_trained = saved_epochs(checkpoint)["current"]["processed"]
         if max_epochs is not None and 0 <= max_epochs < num_trained:

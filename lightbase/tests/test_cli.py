@@ -102,13 +102,13 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
 --model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
---model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
 --model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 """
 
 
 # a command line, and what its error names
 DOES_NOT_FIT = """
+--model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long | Embedding(4, 4) got
 --trainer.accelerator gpu | gpu | cpu
 --trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
 --trainer.devices 999 --trainer.strategy ddp | 999
@@ -117,8 +117,8 @@ DOES_NOT_FIT = """
 --model.weights none.pth | none.pth cannot be read
 --model.num_classes 9 | 4 outputs | model.num_classes 9
 --data.batch_size 1000 | 1000 | 315
---model.net test_cli.fetches --model.net.url http://x | a download failed: http://x
---model.net test_cli.fetches --model.net.file x.pth | is not there: x.pth
+--model.net test_cli.fetches --model.net.url http://x | http://x | a download failed
+--model.net test_cli.fetches --model.net.file x.pth | error: x.pth
 """
 
 
@@ -234,7 +234,7 @@ def test_an_error_in_the_import_of_the_users_file_has_its_place(
     file = tmp_path / f"{name}.py"
     file.write_text(f"import os\n{line}\n")
     error = fails(capsys, 2, lambda: train(flag, f"{name}.Net"))
-    assert error.endswith(f"it fails in {file}, line 2")
+    assert error.endswith(f"in {file}, line 2: {line}")
 
 
 @pytest.mark.parametrize(
