@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.config.errors import SEE_HELP, UserError, is_users, rank, say, wrapped
+from lightbase.config.errors import SEE_HELP, UserError, is_users, rank, say
 from lightbase.config.known_errors import known, lines_of
 from lightbase.config.paths import PROJECT
 from lightbase.run.signals import ERASE_LINE, SIGNALS, Stopped, end_with_parent
@@ -229,7 +229,7 @@ def print_error(text: str) -> None:
         # if the first process has the same error, this process ends with it
         time.sleep(2)
         text = f"on rank {rank()}: {text}"
-    print(wrapped(f"error: {text}", sys.stderr), file=sys.stderr, flush=True)
+    print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:

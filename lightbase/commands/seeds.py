@@ -19,7 +19,7 @@ from typing import Any
 
 from lightbase.commands.spread import spread
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import read_text, relative_to_cwd, write_whole
+from lightbase.config.files import relative_to_cwd, write_whole
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import RunSpec, as_values
 from lightbase.config.yaml_files import read_config
@@ -178,7 +178,7 @@ def is_complete(run: Path, with_test: bool) -> bool:
     """Return whether a run has ended, and with `with_test` whether it has been tested:
     an earlier command may have had --test false."""
     file = run / "metrics.json"
-    return file.is_file() and (not with_test or "test/" in read_text(file))
+    return file.is_file() and (not with_test or "test/" in file.read_text())
 
 
 def compared_settings(config: Any) -> dict[str, Any]:

@@ -8,12 +8,9 @@ import difflib
 import os
 import pkgutil
 import re
-import shutil
-import sys
-import textwrap
 import traceback
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any
 
 RANK_VARIABLES = (
     "RANK",
@@ -24,9 +21,6 @@ RANK_VARIABLES = (
     "GROUP_RANK",
 )
 """Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
-
-PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
-"""A line that is no command, which users copy into their shell."""
 
 SEE_HELP = "see --help, or --print_config for every argument"
 
@@ -51,8 +45,7 @@ class UserError(Exception):
         # If this error is raised in a worker of a DataLoader, torch makes another one,
         # whose message is the traceback.
         problem = problem.rpartition("lightbase.config.errors.UserError: ")[2]
-        message = f"{problem.rstrip()}\n{way_out}".rstrip()
-        super().__init__(printable_lines(message))  # the message may quote a file
+        super().__init__(f"{problem.rstrip()}\n{way_out}".rstrip())
         self.status = status
 
     def _render_traceback_(self) -> list[str]:
@@ -134,40 +127,4 @@ def rank() -> int:
 def say(text: str) -> None:
     """Print lines, in the first process only."""
     if rank() == 0:
-        print(wrapped(printable_lines(text), sys.stdout), flush=True)
-
-
-def wrapped(text: str, stream: TextIO) -> str:
-    """Return lines broken at words, if they are for a terminal and wider than it.
-
-    A command stays whole, so that it can be copied: a terminal joins what it has broken
-    itself. A file gets the lines as they are.
-
-    text: Lines as `printable_lines` returns them.
-    stream: Where the text will be printed.
-    """
-    if not stream.isatty():
-        return text
-    wrapper = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return PROSE.sub(lambda line: wrapper.fill(line[0]), text)
-
-
-def printable_lines(text: str) -> str:
-    """Return lines without control characters, which become escapes such as \\x1b."""
-    return "\n".join(map(printable, text.replace("\t", " ").split("\n")))
-
-
-def printable(text: str) -> str:
-    """Return one line without control characters: a line break becomes \\n. So a text
-    from a file cannot change the terminal."""
-    characters = []
-    for character in text:
-        if not character.isprintable():
-            character = character.encode("unicode_escape").decode()
-        characters.append(character)
-    return "".join(characters)
+        print(text, flush=True)
