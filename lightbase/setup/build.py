@@ -5,6 +5,8 @@ that only the data knows, such as the number of classes. `make_trainer` is calle
 when the folder, the callbacks and the loggers of the run exist.
 """
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 from jsonargparse import Namespace
@@ -25,15 +27,17 @@ BAREBONES = {
 """The Trainer's arguments with trainer.barebones, which measures Lightning alone."""
 
 
-def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
-    """Return the model and the data of a run. The data is built but not loaded.
+def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]:
+    """Return the complete record of a run, its model and its data. The data is built
+    but not loaded.
 
-    For a new run, the facts of the data are added to `spec.config`. The callbacks and
-    other objects of the Trainer's arguments are put into `spec.trainer`. The random
-    generators are seeded with `seed_everything` first.
+    The config of the new record has the flags that `begin` fills in and, for a new run,
+    the facts of the data. Its `trainer` has the callbacks and other objects of the
+    Trainer's arguments. The loggers are left out: they need the folder of the run.
 
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
+    spec = replace(spec, config=copy.deepcopy(spec.config))
     config = spec.config
     # the seed may not be null: for null, seed_everything would take the seed 0
     begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
@@ -41,20 +45,21 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     if not spec.is_saved:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
     validate(spec, config)
-    rest = config.clone()
-    del rest["data"]
-    model: LightningModule = build_rest(spec, rest).model
+    settings = config.clone()
+    del settings["data"]
+    settings.trainer.logger = None
+    objects = instantiate(spec, settings)
+    spec.trainer = vars(objects.trainer)
+    model: LightningModule = objects.model
     if str(config.trainer.precision) in ("64", "64-true"):
         model.double()  # Lightning does it after it has read a checkpoint's weights
-    return model, data
+    return spec, model, data
 
 
 def begin(spec: RunSpec, needed: Namespace) -> None:
-    """Prepare for building the first objects.
-
-    Fill in the Trainer's flags that the user left open, in place: those of the devices,
-    and with `barebones` those that Lightning refuses beside it. Seed the random
-    generators.
+    """Seed the random generators, and fill in the Trainer's flags that the user left
+    open, in place: those of the devices, and with `barebones` those that Lightning
+    refuses beside it.
 
     needed: The settings that are checked, with the seed among them.
     Raises UserError if one of them does not fit its type.
@@ -66,20 +71,6 @@ def begin(spec: RunSpec, needed: Namespace) -> None:
         say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
     validate(spec, needed)
     seed_everything(spec.config.seed_everything, workers=True, verbose=False)
-
-
-def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
-    """Return the objects of `config`, and keep the Trainer's arguments in
-    `spec.trainer`. The loggers are left out, because they need the folder of the run.
-
-    config: The settings without the data. `logger` is set to None in a copy of its
-        `trainer`, so the settings of the run do not change.
-    """
-    config.trainer = config.trainer.clone()
-    config.trainer.logger = None
-    objects = instantiate(spec, config)
-    spec.trainer = vars(objects.trainer)
-    return objects
 
 
 def instantiate(spec: RunSpec, config: Namespace) -> Namespace:

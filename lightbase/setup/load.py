@@ -99,7 +99,7 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     spec = read_spec([config], line, PROJECT.default_model, is_saved=True)
     leave_fold(spec)
     check_split(config, spec.config.data, path)
-    model, data = build(spec)
+    spec, model, data = build(spec)
     restore(checkpoint, model, data, path)
     return spec, model, data
 
@@ -147,7 +147,7 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     leave_fold(spec)
     if is_config(saved.get("config")):
         check_split(saved["config"], spec.config.data, path, has_state=False)
-    model, data = build(spec)
+    spec, model, data = build(spec)
     if isinstance(data, BaseDataModule):  # predictions need its classes and shapes
         state = entries(saved.get(type(data).__qualname__))
         if state:

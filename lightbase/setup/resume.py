@@ -3,8 +3,8 @@
 Read `Restart` and `find_restart` first. `find_restart` finds the run that --ckpt_path
 names and reads its checkpoint. `resumed_spec` applies the settings of the command to
 the saved ones, and refuses a change that would give other results (see `MAY_CHANGE`).
-After the model and the data are built, `check_restart` compares them with the
-checkpoint.
+After the model and the data are built, `load_restart` gives them the weights
+and the state in the checkpoint.
 """
 
 import os
@@ -134,31 +134,34 @@ def find_restart(line: CommandLine) -> Restart | None:
         ckpt_path = "last"
     if ckpt_path is None or line.place("print_config") in TRUE:
         return None
-    name, root = line.place("name"), line.place("trainer.default_root_dir")
     path = PROJECT.found(ckpt_path)
-    folder = None
     if ckpt_path in ("last", "best"):
         path = newest_checkpoint(ckpt_path, newest_run(line))
-    if ckpt_path == "last":
-        folder = path.parent.parent
+    root = line.place("trainer.default_root_dir")
     if line.place("trust_checkpoint") not in TRUE:
         way_out = f"to start a new run from its weights: --model.weights {path}"
         check_own(path, root, way_out)
-    if folder and not path.is_file():
+    folder = path.resolve().parent.parent
+    was_saved = ckpt_path != "last" or path.is_file()
+    if was_saved:
+        checkpoint = read_checkpoint(path)
+    else:
         say(f"{folder} was stopped before its first checkpoint: it starts again")
-        config = read_config(folder / "config.yaml")
-        name = name or config["name"]
-        return Restart(name, root, None, {"config": config}, folder)
-    checkpoint = read_checkpoint(path)
+        checkpoint = {"config": read_config(folder / "config.yaml")}
     saved_name = checkpoint["config"]["name"]
-    name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
+    name = line.place("name") or saved_name
     root = root or saved_root
     # the path of a last.ckpt continues its run, unless the name or the root differs
-    is_same = name == saved_name and str(Path(root or "").resolve()) == saved_root
-    if folder is None and path.name == "last.ckpt" and is_same:
-        folder = path.resolve().parent.parent
-    return Restart(name, root, path, checkpoint, folder)
+    is_in_place = name == saved_name and str(Path(root or "").resolve()) == saved_root
+    continues = ckpt_path == "last" or (path.name == "last.ckpt" and is_in_place)
+    return Restart(
+        name,
+        root,
+        path if was_saved else None,
+        checkpoint,
+        folder if continues else None,
+    )
 
 
 def is_restarted(line: CommandLine) -> bool:
@@ -298,14 +301,14 @@ def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
     return setting in MAY_CHANGE or setting in [name for name, _, _ in EXTRA_FLAGS]
 
 
-def check_restart(
+def load_restart(
     restart: Restart, spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> None:
-    """Check that the training can continue with this model and data. Give the data the
-    state in the checkpoint, and free the memory of the checkpoint.
+    """Give the model the weights and the data the state in the checkpoint, and print
+    where the training continues.
 
-    Lightning later reads the file again and restores model and optimizer. This check
-    comes first, so that a mistake is found before the data is loaded.
+    Lightning later reads the file again and restores model and optimizer. This comes
+    first, so that a mistake is found before the data is loaded.
 
     Raises UserError if the weights, the state or the number of epochs does not fit.
     """
@@ -341,4 +344,3 @@ def check_restart(
             load_data_state(checkpoint, data)
     if isinstance(model, BaseModule):
         model.has_weights = True  # the run began with its weights
-    restart.checkpoint = {}  # its memory is free when Lightning reads the file

@@ -38,8 +38,7 @@ def spec_of(*args: str) -> RunSpec:
 
 def test_the_callbacks_can_be_pickled(tmp_path):
     """Each process of ddp_spawn gets a copy."""
-    spec = spec_of(*WATCHED.split())
-    build(spec)
+    spec, *_ = build(spec_of(*WATCHED.split()))
     monitor = Monitor("val/acc", "max")
     extras = make_extras(spec)
     pickle.dumps(make_callbacks(spec, tmp_path, None, monitor, extras))
