@@ -206,11 +206,9 @@ class Parser(LightningArgumentParser):
         return added
 
     def format_help(self, *_: Any) -> str:
-        """Return a line for each argument: its flag, its default and the beginning of
-        its description. jsonargparse prints it for --model.help CLASS.
-
-        Raise UserError if there are no arguments, as without CLASS.
-        """
+        """Return a line for each argument, for --model.help CLASS: its flag, its
+        default and the beginning of its description. jsonargparse would list hundreds
+        of classes for a network or a metric."""
         rows = []
         for action in arguments_of(self):
             if not action.dest.endswith("help"):
@@ -218,8 +216,7 @@ class Parser(LightningArgumentParser):
                 default = as_text(action.default)[:12]
                 rows.append((action.option_strings[0], default, text))
         if not rows:
-            problem = "a class with arguments is needed, as in --model.help CLASS"
-            raise UserError(problem, SEE_HELP, 2)
+            return "a class with arguments is needed, as in --model.help CLASS\n"
         return "\n".join(as_table(rows)) + "\n"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -198,10 +198,6 @@ def read_spec(
             parser.parse_object, content, namespace=from_files, defaults=False
         )
     parser.parsed = from_files
-    if "--trainer.help" in line.flags:
-        lines = parser.format_help().splitlines(keepends=True)
-        print("".join(line for line in lines if line.startswith("--trainer.")), end="")
-        raise SystemExit(0)
     repeated = {}
     if is_saved:  # a flag that repeats the saved value is not a change
         repeated = flatten(from_files.as_dict())

@@ -12,19 +12,10 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, seed_everything
 
-from lightbase.config.errors import UserError, first_line, own_line, say
+from lightbase.config.errors import UserError, first_line, own_line
 from lightbase.config.spec import RunSpec, arguments, entries, validate
 from lightbase.data.module import BaseDataModule
 from lightbase.run.devices import settle_devices
-
-BAREBONES = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "log_every_n_steps": 0,
-    "num_sanity_val_steps": 0,
-}
-"""The Trainer's arguments with trainer.barebones, which measures Lightning alone."""
 
 
 def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]:
@@ -57,18 +48,13 @@ def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]
 
 
 def begin(spec: RunSpec, needed: Namespace) -> None:
-    """Seed the random generators, and fill in the Trainer's flags that the user left
-    open, in place: those of the devices, and with `barebones` those that Lightning
-    refuses beside it.
+    """Seed the random generators, and fill in the flags of devices that the user left
+    open, in place.
 
     needed: The settings that are checked, with the seed among them.
     Raises UserError if one of them does not fit its type.
     """
-    trainer = spec.config.trainer
-    settle_devices(trainer)
-    if trainer.barebones:
-        trainer.update(Namespace(BAREBONES))
-        say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
+    settle_devices(spec.config.trainer)
     validate(spec, needed)
     seed_everything(spec.config.seed_everything, workers=True, verbose=False)
 

@@ -34,6 +34,9 @@ from lightbase.setup.build import build
 Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
 """A run: its record, its model and its data."""
 
+SAVED = {"state_dict", "config", "package", "lightbase"}
+"""Keys of a run's checkpoint. Version 0.2 did not save "lightbase"."""
+
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the content of a run's checkpoint. Its config has today's names of
@@ -43,24 +46,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     that was written before version 0.3.
     """
     checkpoint = load_checked(path)
-    config: Any = entries(checkpoint).get("config")
-    # version 0.2 did not save "lightbase"
-    is_run = isinstance(entries(checkpoint).get("package"), str)
-    keys = {"state_dict", "lightbase"}
-    if not is_run or not is_config(config) or not keys <= checkpoint.keys():
+    if not entries(checkpoint).keys() >= SAVED:
         raise UserError(
-            f"{path} is no checkpoint of a run: it lacks the weights, or the config "
+            f"{path} is not a checkpoint of a run: it lacks the weights, or the config "
             "that train.py saves from version 0.3 on"
         )
-    config.pop(REMOVED, None)
-    checkpoint["config"] = renamed(config, checkpoint["package"])
-    return checkpoint
-
-
-def is_config(config: Any) -> bool:
-    """Return whether a value has the form of the config that train.py saves: a dict
-    with trainer, model and data."""
-    return {"trainer", "model", "data"} <= entries(config).keys()
+    checkpoint["config"].pop(REMOVED, None)
+    checkpoint["config"] = renamed(checkpoint["config"], checkpoint["package"])
+    return checkpoint  # type: ignore[no-any-return]
 
 
 def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Loaded:
@@ -145,7 +138,7 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     saved = entries(content)
     spec = new_spec(line)
     leave_fold(spec)
-    if is_config(saved.get("config")):
+    if saved.keys() >= SAVED:
         check_split(saved["config"], spec.config.data, path, has_state=False)
     spec, model, data = build(spec)
     if isinstance(data, BaseDataModule):  # predictions need its classes and shapes

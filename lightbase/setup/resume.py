@@ -239,28 +239,10 @@ def resumed_spec(
     spec.folder = restart.folder
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
-    settings = flatten(as_values(spec))
-    typed = {word.partition("=")[0].removeprefix("--") for word in line.flags}
-    say_unused(line, typed, settings)
-    check_changes(restart, spec.given, settings)
+    if line.configs:
+        say("Resume: config files do not count, only the checkpoint and flags")
+    check_changes(restart, spec.given, flatten(as_values(spec)))
     return spec
-
-
-def say_unused(line: CommandLine, typed: set[str], now: dict[str, Any]) -> None:
-    """Print each setting of the config files that the resumed run does not use, and how
-    to use it. A resume takes its settings from the checkpoint and from flags. A config
-    file may have changed since the run started.
-
-    typed: The names of the settings that flags set.
-    now: The settings of the resumed run, by the names of flags.
-    """
-    for key, value in line.file_settings.items():
-        new = now.get(key)
-        is_same = str(value) == str(new)
-        if isinstance(value, str):  # maybe the bare name of a class or a relative path
-            is_same = str(new).endswith(value)
-        if not is_same and key not in RUN_LOCATION_KEYS and key not in typed:
-            say(f"Resume: {key} stays {new}, not {value}: config files do not count")
 
 
 def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) -> None:

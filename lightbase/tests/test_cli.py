@@ -64,7 +64,6 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
---model.help | a class with arguments is needed
 --data.help Disc | did you mean example.data.discs.Discs?
 --learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
 --batch_size 1 | did you mean --data.batch_size?
@@ -242,7 +241,6 @@ def test_an_error_in_the_import_of_the_users_file_has_its_place(
         (["--model.net.help=MLP"], ["--net.sizes", "-"]),
         (["--model.help", "Classifier"], ["--model.lr", "0.01", "The learning rate."]),
         (["--data.help=lightbase.ImageFolder"], ["--data.data_dir", "-"]),
-        (["--trainer.help"], ["--trainer.max_epochs", "10", "Stop training once"]),
     ],
 )
 def test_the_help_of_a_class_has_a_line_for_each_argument(capsys, flags, rows):
@@ -251,8 +249,6 @@ def test_the_help_of_a_class_has_a_line_for_each_argument(capsys, flags, rows):
     assert not caught.value.code
     lines = capsys.readouterr().out.splitlines()
     assert 1 < len(lines) < 60
-    prefix = rows[0].split(".")[0]
-    assert all(line.startswith(prefix) for line in lines)
     (line,) = [line for line in lines if line.startswith(f"{rows[0]} ")]
     assert all(row in line for row in rows)
 

@@ -87,13 +87,6 @@ def test_the_profiler_of_pytorch(train: Train):
     assert train(flags, "--trainer.max_steps 3")["steps"] == 3
 
 
-@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
-def test_barebones(train: Train, tmp_path):
-    metrics = train("--trainer.barebones", "true")
-    assert metrics["steps"] == 38
-    assert not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("*tfevents*")]
-
-
 def test_a_strategy_by_its_class(monkeypatch, train: Train):
     made = []
     monkeypatch.setattr(DDPStrategy, "__init__", lambda *_: made.append(1) or 1 / 0)
