@@ -161,6 +161,12 @@ KNOWN = [
     ),
     Known(
         "RuntimeError",
+        "The size of tensor a .* must match the size of tensor b.*",
+        "print the shapes of both tensors; a loss such as MSELoss takes outputs and "
+        "targets in one shape",
+    ),
+    Known(
+        "RuntimeError",
         ".*only for scalar outputs",
         "a loss is one number for the batch: .mean(), or reduction='mean'",
         2,

@@ -88,7 +88,8 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
             failure = failures[0]
         place = own_line(failure)
         if failures and isinstance(failure, ValueError):
-            raise UserError(first_line(failure), place, 2) from failure
+            way_out = place or failure.__notes__[0]
+            raise UserError(first_line(failure), way_out, 2) from failure
         if failures or place or isinstance(failure, OSError):
             raise failure from None
         spec.parser.error(str(error), error)
