@@ -1,15 +1,12 @@
-"""The parser of a run's settings: the parser of Lightning and jsonargparse, with
-stricter types and short errors of two lines: the mistake, and the way out.
+"""The parser of a run's settings, and what it says about a wrong one.
 
 Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
 that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
 types of Lightning that accept wrong values, or that may read 1 as 1.0.
 
-Errors of jsonargparse in one line: the key, the value, what is wrong with it.
-
-Read `explain` first. Its input is a message of jsonargparse, which may have fifty
-lines: an indented tree with an error for each type that an argument allows. Only this
-file interprets messages of another package. test_cli.py tests it with real commands.
+`explain_mistake` turns a message of jsonargparse, an indented tree of up to fifty lines
+with an error for each type that an argument allows, into one line: the key, the value
+and the reason, with a proposal. test_cli.py tests it with real commands.
 """
 
 import inspect
@@ -313,8 +310,8 @@ NOISE = (
     "Expected a path",
     "Given value",
 )
-"""Beginnings of lines that are no reason: where the error is, two types of a union that
-are seldom meant, and the value, which `explain` reads separately."""
+"""Beginnings of lines that do not give a reason: the place, two types of a union that
+are seldom meant, and the value, which `explain_mistake` reads separately."""
 
 BESIDE = (
     "beside class_path there is only init_args, with all arguments of the class; the "

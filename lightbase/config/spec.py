@@ -29,7 +29,7 @@ from lightbase.config.paths import PROJECT
 from lightbase.config.yaml_files import path_of_class, read_config
 
 SWITCHES = ("print_config", "trust_checkpoint")
-"""Settings of one command, which the run does not keep. A switch that stands alone is
+"""Settings of one command, which the run does not keep. Without a value they are
 true."""
 
 YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(None))
@@ -121,7 +121,7 @@ def default_experiment() -> Path:
     trains. Raises UserError if the file does not exist."""
     if not PROJECT.default_config.is_file():
         raise UserError(
-            "there is no configs/default.yaml, so a command has to name its experiment",
+            "configs/default.yaml does not exist: a command has to name its experiment",
             "give --config FILE, or both --model CLASS and --data CLASS",
             2,
         )
@@ -138,7 +138,7 @@ class RunSpec:
         that its flags have changed.
     parser: The parser that has read the settings. It also writes them as YAML, and
         builds the objects that they describe.
-    is_saved: Whether the settings are those of a saved run. Then they are complete.
+    is_saved: Whether the settings come from a saved run. Then they are complete.
     folder: The folder of a resumed run, otherwise None.
     checkpoint: The file from which the training starts, otherwise None.
     trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is

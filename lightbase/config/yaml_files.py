@@ -40,8 +40,7 @@ MOVED = {
     "lightbase.extras.progress": "lightbase.watch.progress",
     "lightbase.extras.step_timer": "lightbase.watch.step_timer",
 }
-"""Where classes stand now that a config of version 0.4.0 may name."""
-
+"""{module in version 0.4.0: module now}, of classes that a config may name"""
 
 REMOVED = "steps_per_execution"
 """A setting of an earlier version that changed no result. It is left out."""
@@ -76,7 +75,7 @@ class ConfigLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.value in keys:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} occurs twice", problem_mark=key.start_mark
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
                 )
             keys.add(key.value)
         return node
@@ -90,7 +89,7 @@ def read_config(path: Path) -> dict[str, Any]:
     setting `REMOVED`.
 
     Types of values are not checked here, and keys need not exist: the parser does this.
-    Raises UserError for a file that is missing, unreadable, empty or no mapping.
+    Raises UserError for a file that is missing, unreadable, empty or not a mapping.
     """
     try:
         content = yaml.load(path.read_text("utf-8"), ConfigLoader)
@@ -104,9 +103,11 @@ def read_config(path: Path) -> dict[str, Any]:
         problem = f"config {path}: not valid YAML: {reason}"
         raise UserError(problem, EXAMPLE, 2) from error
     if not isinstance(content, dict):
-        raise UserError(f"config {path} holds no keys with values", EXAMPLE, 2)
+        raise UserError(f"config {path} has to hold keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
-        raise UserError(f"config {path}: trainer has no keys with values", EXAMPLE, 2)
+        raise UserError(
+            f"config {path}: trainer has to hold keys with values", EXAMPLE, 2
+        )
     content.pop(REMOVED, None)
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 

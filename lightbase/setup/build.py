@@ -140,7 +140,7 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
         if name in values and f"{key}.{name}" not in spec.given:
             values[name] = fact
     # these functions take the facts in **kwargs, where jsonargparse does not see them
-    path = str(node["class_path"])  # `validate` refuses what is no text
+    path = str(node["class_path"])  # `validate` refuses other types
     is_timm = path.startswith(("timm.models.", "timm.create_model"))
     if is_timm or path.endswith(".get_model"):
         names = ["num_classes"]

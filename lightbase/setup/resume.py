@@ -264,7 +264,7 @@ def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) 
             way_out = "leave it out, or start a new run: without --ckpt_path"
             if restart.path:
                 way_out += f" and with --model.weights {restart.path}"
-            problem = f"--{key} {now}: a resume goes on with {before}"
+            problem = f"--{key} {now}: a resume keeps {before}"
             raise UserError(problem, way_out, 2)
         say(f"Resume: {key} {now}, before {before}")
 
@@ -320,7 +320,7 @@ def load_restart(
         if max_epochs == num_trained:
             say(
                 f"All {num_trained} epochs are trained already; "
-                f"--trainer.max_epochs {2 * num_trained} would go on"
+                f"--trainer.max_epochs {2 * num_trained} trains more"
             )
         if isinstance(data, BaseDataModule):  # its splits may depend on the state
             load_data_state(checkpoint, data)

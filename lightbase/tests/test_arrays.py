@@ -89,7 +89,7 @@ def test_an_interrupted_run_of_arrays_goes_on(tmp_path: Path, flags: Any) -> Non
     with pytest.raises(KeyboardInterrupt):
         lightbase.train(module(), (X, Y), callbacks=[ctrl_c], **flags)
     flags["ckpt_path"] = "last"
-    with pytest.raises(UserError, match=r"^batch_size=20: a resume goes on with 10"):
+    with pytest.raises(UserError, match=r"^batch_size=20: a resume keeps 10"):
         lightbase.train(module(), (X, Y), **flags | {"batch_size": 20})
     result = lightbase.train(module(), (X, Y), **flags)
     both = (weights(tmp_path / name / "version_0") for name in ("whole", "x"))

@@ -143,11 +143,11 @@ def test_an_empty_argument(train, capsys):
 
 # a pattern in tiny.yaml, what takes its place, and what the error names
 WRONG_CONFIGS = r"""
-(?s).* |  | no keys with values
-(?s).* | [1] | no keys with values
+(?s).* |  | to hold keys with values
+(?s).* | [1] | to hold keys with values
 (?s).* | a: [1\nb: } | line 2
 (?s).* | \x00\x01\x02 | YAML
-(?s).* | trainer: 5 | trainer has no keys
+(?s).* | trainer: 5 | trainer has to hold keys
 (?s).* | model: {class_path: Classifier, lr: 3} | model.class_path: | init_
 (?s)data:.* |  | required: data
 epochs: 2 | epochs: 1:30 | max_epochs: '1:30'
@@ -162,7 +162,7 @@ model: | model:\n  _target_: MLP | model._target_: write class_path in place of 
 (?s).* | fit: {model: {class_path: X}} | fit: leave fit out
 trainer: | trainer:\n  _target_: lightning.Trainer | trainer._target_: | trainer has neither
 \Z | modle: 3 | modle | model?
-\Z | trainer: {max_epochs: 9} | 'trainer' occurs twice | line 27
+\Z | trainer: {max_epochs: 9} | duplicate key 'trainer' | line 27
 \Z |   callbacks: [{class_path: Timer, init_args: {intrval: step}}] | callbacks.intrval | interval?
 \Z |   callbacks: [{class_path: EarlyStopping, init_args: {monitor: a, patience: x}}] | int | x
 \Z |   callbacks: [{class_path: ModelCheckpoint, init_args: {save_last: true}}] | a dirpath
