@@ -22,7 +22,7 @@ from lightbase.config.files import relative_to_cwd
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec
 from lightbase.model.curves import Picture, is_of_class
-from lightbase.run.devices import cpu_threads, short_device_errors
+from lightbase.run.devices import cpu_threads
 from lightbase.run.fit import make_trainer
 from lightbase.run.record import best_callback, recorder_of
 from lightbase.setup.load import load_run
@@ -50,8 +50,7 @@ def trainer_of(
 ) -> Iterator[Any]:
     """Yield a Trainer for a test or a prediction, without logger and checkpoints.
 
-    Within the context, the flag --num_threads of the run counts, and an error of a
-    device is a UserError of two lines.
+    Within the context, the flag --num_threads of the run counts.
 
     spec: The record of the run. Its flags of the Trainer are used.
     callbacks: The callbacks of the script. A progress bar is added.
@@ -61,7 +60,7 @@ def trainer_of(
     trainer = make_trainer(
         spec, model, callbacks, logger=False, enable_checkpointing=False
     )
-    with short_device_errors(), cpu_threads(spec.config.num_threads):
+    with cpu_threads(spec.config.num_threads):
         yield trainer
 
 

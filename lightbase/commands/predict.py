@@ -36,7 +36,7 @@ from torchvision.transforms.functional import to_pil_image
 from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
 from lightbase.commands.script import python_errors, short_errors
-from lightbase.config.errors import UserError, printable
+from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
 from lightbase.config.tables import as_csv, as_table
 from lightbase.data.batches import (
@@ -240,7 +240,7 @@ def samples_in(
                     names.append(name)
                     yield sample
             except (UserError, OSError) as error:
-                unreadable.append(f"cannot read {printable(str(file))}: {error}")
+                unreadable.append(f"cannot read {file}: {error}")
 
 
 class Collector(Callback):

@@ -31,11 +31,10 @@ from lightbase.config.paths import PROJECT
 from lightbase.config.spec import CommandLine, read_spec
 from lightbase.data.arrays import ArrayData, loader_data
 from lightbase.model.curves import RunFolder
-from lightbase.run.devices import short_device_errors
 from lightbase.run.fit import best_checkpoint
-from lightbase.setup.build import begin, build_rest, instantiate
+from lightbase.setup.build import begin, instantiate
 from lightbase.setup.load import load_run, read_checkpoint, restore
-from lightbase.setup.resume import check_restart, find_restart, resumed_spec
+from lightbase.setup.resume import find_restart, load_restart, resumed_spec
 from lightbase.watch.figures import PredictionFigures
 
 
@@ -109,7 +108,7 @@ def train(
     if isinstance(test, bool):
         flags["test"] = parts.pop("test")
     parts = {split: parts[split] for split in parts if parts[split] is not None}
-    with python_errors(way_out, prefixes), short_device_errors():
+    with python_errors(way_out, prefixes):
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
         if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")
@@ -164,11 +163,12 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if is_array:
         data = instantiate(spec, Namespace(data=spec.config.data)).data
         data.parts |= parts
-    build_rest(spec, Namespace(trainer=spec.config.trainer))
-    spec.trainer |= objects
+    settings = Namespace(trainer=spec.config.trainer.clone())
+    settings.trainer.logger = None  # needs the folder of the run
+    spec.trainer = vars(instantiate(spec, settings).trainer) | objects
     say("Scripts cannot open a run of objects; lightbase.load(path, module, data) does")
     if restart:
-        check_restart(restart, spec, module, data)
+        load_restart(restart, spec, module, data)
     return spec, data
 
 

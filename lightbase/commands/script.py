@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 from lightbase.commands.arguments import PARSERS, first_look
-from lightbase.config.errors import SEE_HELP, UserError, is_users, rank, say, wrapped
-from lightbase.config.files import DISK_ERRORS
+from lightbase.config.errors import SEE_HELP, UserError, is_users, rank, say
+from lightbase.config.known_errors import known, lines_of
 from lightbase.config.paths import PROJECT
 from lightbase.run.signals import ERASE_LINE, SIGNALS, Stopped, end_with_parent
 
@@ -33,14 +32,6 @@ FILE = r"[\w./\\-]*(?:ckpt|pth?|safetensors|ya?ml|csv|np[yz])\b"
 
 FRAME = re.compile(r'^ *File "(.+?)", line \d+.*\n(?:    .*\n)*', re.MULTILINE)
 """A frame in the text of a traceback, with its lines of code. Group 1 is the file."""
-
-# a frame, or a message that tells the cause: a function that was called with wrong
-# arguments, samples that are no batch, a loss that has no gradient
-ENOUGH = re.compile(
-    r'^ *File "|\(\) (?:takes|missing|got)|required .forward.|default_collate'
-    "|stack expects|backward|inplace|scalar outputs",
-    re.MULTILINE,
-)
 
 
 class LastingOutput(io.FileIO):
@@ -145,7 +136,8 @@ def is_interactive() -> bool:
 @contextlib.contextmanager
 def python_errors(way_out: str = "", prefixes: str = IN_PYTHON) -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
-    KeyboardInterrupt. Other errors pass.
+    KeyboardInterrupt. An error in the table of known_errors.py gets its way out as a
+    note. Other errors pass.
 
     way_out: How to continue, in place of the command that the training suggests. It is
         printed only if the training can be continued.
@@ -178,16 +170,21 @@ def python_errors(way_out: str = "", prefixes: str = IN_PYTHON) -> Iterator[None
             hint = way_out
         print(f"{stopped.text}{hint}")
         raise KeyboardInterrupt from None
+    except Exception as error:
+        if found := known(error):
+            error.add_note(found[1].way_out)
+        raise
 
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Run a script. Print a UserError, or an error of the disk, in two lines and exit.
+    """Run a script. Print a UserError in two lines, and an error for which
+    `lines_of` has lines, and exit.
 
     Other errors keep their traceback. In a notebook all errors stay what they are.
 
-    Raise SystemExit with the status of the UserError, 1 for an error of the disk, and
-    128 plus the number of the signal after a signal such as Ctrl-C.
+    Raise SystemExit with the status of the error, and 128 plus the number of the signal
+    after a signal such as Ctrl-C.
     """
     if is_interactive():
         with python_errors(prefixes=""):
@@ -205,15 +202,22 @@ def short_errors() -> Iterator[None]:
     except UserError as error:
         print_error(str(error))
         sys.exit(error.status)
-    except URLError as error:  # of a data module with its own download
-        print_error(f"a download failed: {error.reason}\nwith a network, start again")
-        sys.exit(1)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
+    except Exception as error:
+        lines, status = lines_of(error)
+        if not lines or "LIGHTBASE_TRACEBACK" in os.environ:
             raise
-        way_out = "make room or choose another folder, then start the command again"
-        print_error(f"{error}; what was saved before is whole\n{way_out}")
-        sys.exit(1)
+        print_error("\n".join(lines))
+        if type(error).__name__ == "AcceleratorError":
+            atexit.register(end_at_once)
+        sys.exit(status)
+
+
+def end_at_once() -> None:
+    """End the process with status 1 before torch frees the tensors of a GPU that has
+    failed. Freeing them would abort Python, after the lines of the error. `atexit`
+    calls this function."""
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def print_error(text: str) -> None:
@@ -225,7 +229,7 @@ def print_error(text: str) -> None:
         # if the first process has the same error, this process ends with it
         time.sleep(2)
         text = f"on rank {rank()}: {text}"
-    print(wrapped(f"error: {text}", sys.stderr), file=sys.stderr, flush=True)
+    print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:
@@ -233,7 +237,7 @@ def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:
     makes this function the excepthook of Python, so debuggers still get the error.
 
     The traceback is complete if the environment variable LIGHTBASE_TRACEBACK is set,
-    or if without the other frames it would not be `ENOUGH`.
+    or if none of its frames is in the user's files.
     """
     output = io.StringIO()
     # traceback.format_exception has "Did you mean" only from Python 3.12 on
@@ -241,7 +245,7 @@ def print_traceback(kind: Any, error: BaseException, frames: Any) -> None:
         sys.__excepthook__(kind, error, frames)
     text = output.getvalue()
     short = FRAME.sub(lambda frame: frame[0] * is_users(frame[1]), text)
-    if ENOUGH.search(short) and "LIGHTBASE_TRACEBACK" not in os.environ:
+    if FRAME.search(short) and "LIGHTBASE_TRACEBACK" not in os.environ:
         text = short.replace(
             "last):", "last), your code only; all with LIGHTBASE_TRACEBACK=1:", 1
         )

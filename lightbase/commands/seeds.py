@@ -19,11 +19,11 @@ from typing import Any
 
 from lightbase.commands.spread import spread
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import read_text, relative_to_cwd, write_whole
+from lightbase.config.files import relative_to_cwd, write_whole
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import RunSpec, as_values
 from lightbase.config.yaml_files import read_config
-from lightbase.run.devices import check_one_device, short_device_errors
+from lightbase.run.devices import check_one_device
 from lightbase.run.folder import check_same_settings, newest_version, root_folder
 from lightbase.run.results import numbers_of, read_run
 from lightbase.run.signals import Stopped
@@ -50,8 +50,7 @@ def repeat_with_seeds(
     new_splits = options.split_seed == "seed"
     if options.split_seed is not None and not new_splits:
         others.append(f"--data.split_seed={options.split_seed}")
-    with short_device_errors():
-        spec, _, _ = parse(others)
+    spec, _, _ = parse(others)
     check_one_device(spec.config.trainer)
     if spec.config.trainer.fast_dev_run or spec.checkpoint:
         raise UserError(
@@ -179,7 +178,7 @@ def is_complete(run: Path, with_test: bool) -> bool:
     """Return whether a run has ended, and with `with_test` whether it has been tested:
     an earlier command may have had --test false."""
     file = run / "metrics.json"
-    return file.is_file() and (not with_test or "test/" in read_text(file))
+    return file.is_file() and (not with_test or "test/" in file.read_text())
 
 
 def compared_settings(config: Any) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from lightbase.config.files import relative_to_cwd
 from lightbase.config.spec import CommandLine, RunSpec, default_experiment, new_spec
 from lightbase.model.module import BaseModule
 from lightbase.run import fit
-from lightbase.run.devices import cpu_threads, short_device_errors
+from lightbase.run.devices import cpu_threads
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
-from lightbase.setup.resume import check_restart, find_restart, resumed_spec
+from lightbase.setup.resume import find_restart, load_restart, resumed_spec
 
 REPEATS = [repeat_with_seeds]
 """Functions that train several times if the arguments ask for it. Otherwise they return
@@ -50,8 +50,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
             results = train_repeatedly(args, parse, train)
             if results is not None:
                 return results
-        with short_device_errors():
-            spec, model, data = parse(args)
+        spec, model, data = parse(args)
         return train(spec, model, data)
 
 
@@ -69,14 +68,12 @@ def parse(args: Sequence[str]) -> Loaded:
     restart = find_restart(line)
     if restart is None:
         check_model_alone(line)
-        spec = new_spec(line)
-        model, data = build(spec)
+        spec, model, data = build(new_spec(line))
         if not line.names_experiment:
             say_default()
     else:
-        spec = resumed_spec(restart, line)
-        model, data = build(spec)
-        check_restart(restart, spec, model, data)
+        spec, model, data = build(resumed_spec(restart, line))
+        load_restart(restart, spec, model, data)
     return spec, model, data
 
 

@@ -49,10 +49,7 @@ from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import (
     DISK_ERRORS,
-    LARGEST_TEXT,
-    check_readable,
     read_json,
-    refuse_links,
     relative_to_cwd,
 )
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
@@ -507,11 +504,9 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     settings: What all starts have in common, for JSON: the config by flag, and
         `search`.
     mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if the file is damaged, if an earlier start had other settings, for
-    a link in the folder, and for a folder with trials but without a study, as of
-    version 0.3.
+    Raise UserError if the file is damaged, if an earlier start had other settings, and
+    for a folder with trials but without a study, as of version 0.3.
     """
-    refuse_links([folder, *folder.rglob("*")])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
     if not file.exists() and any(folder.glob("trial_*")):
@@ -525,7 +520,6 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     try:
         with lock:
             file.touch()
-            check_readable(file, LARGEST_TEXT)  # reading a pipe would not end
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             study = optuna.create_study(

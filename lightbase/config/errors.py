@@ -8,13 +8,9 @@ import difflib
 import os
 import pkgutil
 import re
-import shutil
-import sys
-import textwrap
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 RANK_VARIABLES = (
     "RANK",
@@ -25,9 +21,6 @@ RANK_VARIABLES = (
     "GROUP_RANK",
 )
 """Where torchrun, SLURM, LSF and Lightning put the rank of a process."""
-
-PROSE = re.compile(r"^(?!python |torchrun ).+", re.MULTILINE)
-"""A line that is no command, which users copy into their shell."""
 
 SEE_HELP = "see --help, or --print_config for every argument"
 
@@ -52,8 +45,7 @@ class UserError(Exception):
         # If this error is raised in a worker of a DataLoader, torch makes another one,
         # whose message is the traceback.
         problem = problem.rpartition("lightbase.config.errors.UserError: ")[2]
-        message = f"{problem.rstrip()}\n{way_out}".rstrip()
-        super().__init__(printable_lines(message))  # the message may quote a file
+        super().__init__(f"{problem.rstrip()}\n{way_out}".rstrip())
         self.status = status
 
     def _render_traceback_(self) -> list[str]:
@@ -84,32 +76,22 @@ def first_line(error: Exception) -> str:
     return message.splitlines()[0].strip()
 
 
-def raised_at(error: BaseException) -> tuple[Path, str]:
-    """Return the file and the line of code that raised an error. The line is "" if
-    there is no source."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return Path(frame.filename), frame.line or ""
-
-
 def is_users(filename: str) -> bool:
     """Return whether a file, as a traceback names it, has code of the user."""
     return not NOT_USERS.match(filename)
 
 
-def place_of_import(error: BaseException | None) -> str:
-    """Return a line with the place in a file of the user at which the import of the
-    file has ended, if that has caused an error. Otherwise return "".
+def own_line(error: BaseException | None) -> str:
+    """Return the last line of the user's code in the traceback of an error, or "".
 
-    error: An error that is being handled, or None.
+    The traceback of a worker process is in the message of its error, and a SyntaxError
+    has a line without a function.
     """
-    # a SyntaxError has a frame without a name
-    places = re.findall(
-        r'File "(.+)", line (\d+)(?:, in <module>)?\n',
-        "".join(traceback.format_exception(error)),
-    )
-    for file, line in reversed(places):
+    text = "".join(traceback.format_exception(error))
+    lines = re.findall(r'File "(.+)", line (\d+).*\n +(.+)', text)
+    for file, number, code in reversed(lines):
         if is_users(file):
-            return f"it fails in {file}, line {line}"
+            return f"in {file}, line {number}: {code}"
     return ""
 
 
@@ -126,7 +108,7 @@ def imported(argument: str, path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"{argument} {path!r} cannot be imported: {error}",
-            place_of_import(error)
+            own_line(error)
             or "give package.module.NAME, or the bare name of a class of your package",
             2,
         ) from error
@@ -145,40 +127,4 @@ def rank() -> int:
 def say(text: str) -> None:
     """Print lines, in the first process only."""
     if rank() == 0:
-        print(wrapped(printable_lines(text), sys.stdout), flush=True)
-
-
-def wrapped(text: str, stream: TextIO) -> str:
-    """Return lines broken at words, if they are for a terminal and wider than it.
-
-    A command stays whole, so that it can be copied: a terminal joins what it has broken
-    itself. A file gets the lines as they are.
-
-    text: Lines as `printable_lines` returns them.
-    stream: Where the text will be printed.
-    """
-    if not stream.isatty():
-        return text
-    wrapper = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return PROSE.sub(lambda line: wrapper.fill(line[0]), text)
-
-
-def printable_lines(text: str) -> str:
-    """Return lines without control characters, which become escapes such as \\x1b."""
-    return "\n".join(map(printable, text.replace("\t", " ").split("\n")))
-
-
-def printable(text: str) -> str:
-    """Return one line without control characters: a line break becomes \\n. So a text
-    from a file cannot change the terminal."""
-    characters = []
-    for character in text:
-        if not character.isprintable():
-            character = character.encode("unicode_escape").decode()
-        characters.append(character)
-    return "".join(characters)
+        print(text, flush=True)

@@ -1,20 +1,14 @@
-"""Read and write files safely. A file is written completely or not at all, and never
-through a link. Only regular files are read.
-"""
+"""Read and write files. A file is written completely or not at all."""
 
 import contextlib
 import errno
 import json
 import math
 import os
-import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lightbase.config.errors import UserError
-
-LARGEST_TEXT = 10 * 2**20  # bytes of a YAML or JSON file
 
 DISK_ERRORS = (
     errno.ENOSPC,  # full
@@ -35,19 +29,15 @@ def write_whole(
     """Write a file completely or not at all: an earlier file survives a full disk or a
     crash. The content goes to .NAME.part in the same folder, which is then renamed.
 
-    Nothing is written through a link, because a folder that came from somebody else may
-    have some.
-
     way_out: The second line of the error.
 
-    Raise UserError for a link, and if the file cannot be written.
+    Raise UserError if the file cannot be written.
     """
     if isinstance(content, str):
         content = content.encode()
     # always the same name, so that the next write replaces what a crash has left
     staged = path.parent / f".{path.name}.part"
     try:
-        refuse_links([path, *path.parents[:2]])
         staged.unlink(missing_ok=True)  # it may be a link
         with staged.open("xb") as file:
             file.write(content)
@@ -64,47 +54,11 @@ def write_whole(
         ) from error
 
 
-def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of the paths is a symbolic link. A file would be written
-    elsewhere."""
-    for path in paths:
-        if path.is_symlink():
-            target = os.path.realpath(path)
-            raise UserError(
-                f"nothing is written through a link: {path} leads to {target}",
-                "give the path that it leads to, or remove the link",
-                2,
-            )
-
-
-def check_readable(path: Path, largest: int) -> None:
-    """Raise OSError for a file that is missing, too large or not regular. Reading a
-    pipe or /dev/zero would not end.
-
-    largest: The highest number of bytes.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
-    if status.st_size > largest:
-        raise OSError(
-            errno.EFBIG,
-            f"it has {status.st_size:,} bytes, and {largest:,} is the limit",
-        )
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a YAML or JSON file. Raise OSError as `check_readable` does,
-    and ValueError for a file that is not UTF-8."""
-    check_readable(path, LARGEST_TEXT)
-    return path.read_text(encoding="utf-8")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file of a run. Raise UserError for a file that
     cannot be read."""
     try:
-        content: dict[str, Any] = json.loads(read_text(path))
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     return content

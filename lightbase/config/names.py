@@ -1,4 +1,4 @@
-"""Names of settings and of metrics, and what they tell.
+"""Helpers for the names of settings and metrics.
 
 A setting has the name of its flag: "model.net.sizes" for --model.net.sizes. A metric
 has the name of its curve: "val/acc".

@@ -1,15 +1,12 @@
-"""The parser of a run's settings: the parser of Lightning and jsonargparse, with
-stricter types and short errors of two lines: the mistake, and the way out.
+"""The parser of a run's settings, and what it says about a wrong one.
 
 Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
 that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
 types of Lightning that accept wrong values, or that may read 1 as 1.0.
 
-Errors of jsonargparse in one line: the key, the value, what is wrong with it.
-
-Read `explain` first. Its input is a message of jsonargparse, which may have fifty
-lines: an indented tree with an error for each type that an argument allows. Only this
-file interprets messages of another package. test_cli.py tests it with real commands.
+`explain_mistake` turns a message of jsonargparse, an indented tree of up to fifty lines
+with an error for each type that an argument allows, into one line: the key, the value
+and the reason, with a proposal. test_cli.py tests it with real commands.
 """
 
 import inspect
@@ -36,7 +33,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from lightbase.compat import arguments_of, change_yaml_loader, resolve_class_names
-from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, place_of_import
+from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, own_line
 from lightbase.config.tables import as_table, as_text
 from lightbase.config.yaml_files import (
     path_of_class,
@@ -206,11 +203,9 @@ class Parser(LightningArgumentParser):
         return added
 
     def format_help(self, *_: Any) -> str:
-        """Return a line for each argument: its flag, its default and the beginning of
-        its description. jsonargparse prints it for --model.help CLASS.
-
-        Raise UserError if there are no arguments, as without CLASS.
-        """
+        """Return a line for each argument, for --model.help CLASS: its flag, its
+        default and the beginning of its description. jsonargparse would list hundreds
+        of classes for a network or a metric."""
         rows = []
         for action in arguments_of(self):
             if not action.dest.endswith("help"):
@@ -218,8 +213,7 @@ class Parser(LightningArgumentParser):
                 default = as_text(action.default)[:12]
                 rows.append((action.option_strings[0], default, text))
         if not rows:
-            problem = "a class with arguments is needed, as in --model.help CLASS"
-            raise UserError(problem, SEE_HELP, 2)
+            return "a class with arguments is needed, as in --model.help CLASS\n"
         return "\n".join(as_table(rows)) + "\n"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -233,7 +227,7 @@ class Parser(LightningArgumentParser):
             # reports it
             super().error(message, ex)
         problem = explain(message, self, self.parsed)
-        raise UserError(problem, place_of_import(ex) or SEE_HELP, 2) from ex
+        raise UserError(problem, own_line(ex) or SEE_HELP, 2) from ex
 
 
 def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
@@ -316,8 +310,8 @@ NOISE = (
     "Expected a path",
     "Given value",
 )
-"""Beginnings of lines that are no reason: where the error is, two types of a union that
-are seldom meant, and the value, which `explain` reads separately."""
+"""Beginnings of lines that do not give a reason: the place, two types of a union that
+are seldom meant, and the value, which `explain_mistake` reads separately."""
 
 BESIDE = (
     "beside class_path there is only init_args, with all arguments of the class; the "

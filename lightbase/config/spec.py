@@ -9,7 +9,6 @@ turns them into YAML.
 import argparse
 import copy
 import inspect
-import itertools
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from lightbase.config.paths import PROJECT
 from lightbase.config.yaml_files import path_of_class, read_config
 
 SWITCHES = ("print_config", "trust_checkpoint")
-"""Settings of one command, which the run does not keep. A switch that stands alone is
+"""Settings of one command, which the run does not keep. Without a value they are
 true."""
 
 YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(None))
@@ -66,7 +65,6 @@ class CommandLine:
         --config.
     flags: All arguments but the --config files, as a list for the parser. Those of
         `first` come first, because the classes decide which further flags there are.
-        The others are as `with_true` returns them.
     file_settings: The settings of all config files by the names of flags, such as
         "model.lr". If two files have the same setting, the later file counts.
 
@@ -93,7 +91,7 @@ class CommandLine:
             if value is not None:
                 self.first[name] = value
         self.flags = [f"--{name}={value}" for name, value in self.first.items()]
-        self.flags += with_true(others)
+        self.flags += others
 
     @property
     def names_experiment(self) -> bool:
@@ -118,26 +116,12 @@ class CommandLine:
         return str(value)
 
 
-def with_true(words: list[str]) -> list[str]:
-    """Return the arguments, with "=true" added to each flag of the model or the data
-    that has no value, such as --model.per_class. Switches of the Trainer need no value
-    either, but the parser knows those."""
-    arguments = []
-    for word, following in itertools.pairwise([*words, "--"]):
-        is_alone = "=" not in word and following.startswith("--")
-        is_help = word.endswith(".help")
-        if word.startswith(("--model.", "--data.")) and is_alone and not is_help:
-            word = f"{word}=true"
-        arguments.append(word)
-    return arguments
-
-
 def default_experiment() -> Path:
     """Return the path of configs/default.yaml, which a command without an experiment
     trains. Raises UserError if the file does not exist."""
     if not PROJECT.default_config.is_file():
         raise UserError(
-            "there is no configs/default.yaml, so a command has to name its experiment",
+            "configs/default.yaml does not exist: a command has to name its experiment",
             "give --config FILE, or both --model CLASS and --data CLASS",
             2,
         )
@@ -154,7 +138,7 @@ class RunSpec:
         that its flags have changed.
     parser: The parser that has read the settings. It also writes them as YAML, and
         builds the objects that they describe.
-    is_saved: Whether the settings are those of a saved run. Then they are complete.
+    is_saved: Whether the settings come from a saved run. Then they are complete.
     folder: The folder of a resumed run, otherwise None.
     checkpoint: The file from which the training starts, otherwise None.
     trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is
@@ -206,27 +190,23 @@ def read_spec(
     # the config of a Python object has its class only
     builds_data = model is not None or "init_args" in entries(contents[0]["data"])
     parser = make_parser(model, builds_data)
-    given = Namespace()
+    from_files = Namespace()
     for content in contents:
         # parsing changes its argument
         content = copy.deepcopy(content)
-        given = parse_unvalidated(
-            parser.parse_object, content, namespace=given, defaults=False
+        from_files = parse_unvalidated(
+            parser.parse_object, content, namespace=from_files, defaults=False
         )
-    parser.parsed = given
-    if "--trainer.help" in line.flags:
-        lines = parser.format_help().splitlines(keepends=True)
-        print("".join(line for line in lines if line.startswith("--trainer.")), end="")
-        raise SystemExit(0)
-    saved = {}
-    if is_saved:
-        saved = flatten(given.as_dict())
-    given = parse_unvalidated(
-        parser.parse_args, line.flags, namespace=given, defaults=False
+    parser.parsed = from_files
+    repeated = {}
+    if is_saved:  # a flag that repeats the saved value is not a change
+        repeated = flatten(from_files.as_dict())
+    settings = parse_unvalidated(
+        parser.parse_args, line.flags, namespace=from_files, defaults=False
     )
-    now = flatten(given.as_dict())
-    names = frozenset(name for name in now if (name, now[name]) not in saved.items())
-    spec = RunSpec(with_defaults(parser, given), names, parser, is_saved)
+    values = flatten(settings.as_dict()).items()
+    given = frozenset(item[0] for item in values if item not in repeated.items())
+    spec = RunSpec(with_defaults(parser, settings), given, parser, is_saved)
     config = spec.config
     if config.pop("print_config"):
         print(as_yaml(spec), end="")

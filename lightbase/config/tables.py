@@ -1,14 +1,8 @@
-r"""Tables as text: for CSV files and for the terminal.
-
-Cells may hold names from files of somebody else. So in the terminal control characters
-become escapes such as \n.
-"""
+"""Tables as text: for CSV files and for the terminal."""
 
 import csv
 import io
 from collections.abc import Sequence
-
-from lightbase.config.errors import printable
 
 Table = Sequence[Sequence[object]]
 """Rows of one length. The names of the columns are the first row."""
@@ -32,7 +26,10 @@ def as_text(cell: object) -> str:
         return "-"
     if isinstance(cell, float):
         return f"{cell:.4g}"
-    return printable(str(cell))
+    text = str(cell)
+    if not text.isprintable():  # a file's name may have line breaks, or not be UTF-8
+        return ascii(text)
+    return text
 
 
 def as_table(rows: Table) -> list[str]:

@@ -4,9 +4,8 @@
 sums of the means, the value of a metric as numbers, and the names of the curves.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from lightbase.config.errors import UserError, first_line
+from lightbase.config.errors import UserError
+from lightbase.config.known_errors import noted
 from lightbase.data.batches import map_tensors, tensors_in, to_host
 
 Metrics = dict[str, Metric | None] | MetricCollection
@@ -177,8 +177,7 @@ class Accumulator:
         the targets that this changes, and those that are no class; `result` refuses
         them.
 
-        Raise UserError if a metric of torchmetrics refuses its input. An error in
-        another metric may be a bug, and is raised as it is.
+        An error of the metric gets a note with its name.
         """
         labels = targets
         is_float = isinstance(targets, Tensor) and targets.is_floating_point()
@@ -193,9 +192,12 @@ class Accumulator:
                 self.num_broken += int(outputs.shape == targets.shape)
         elif isinstance(targets, Tensor):
             self.num_broken = self.num_broken + num_outside(metric, targets)
-        problem = f"{name} cannot take outputs and targets"
-        with short_metric_errors(metric, problem, outputs, targets):
+        try:
             metric.update(outputs, labels)
+        except Exception as error:
+            shapes = map_tensors(lambda x: tuple(x.shape), (outputs, targets))
+            error.add_note(f"the metric {name} got {str(shapes)[:80]}; {WAY_OUT}")
+            raise
 
     def result(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the means and metrics over the samples of all processes, and
@@ -228,8 +230,7 @@ class Accumulator:
         self.non_scalar_values = {}
         for name, metric in self._measured():
             # some metrics look at the outputs only here
-            problem = f"{name} cannot be computed from these outputs"
-            with short_metric_errors(metric, problem):
+            with noted(f"the metric {name} cannot be computed; {WAY_OUT}"):
                 try:
                     value = metric.compute()
                 except ValueError:
@@ -342,30 +343,6 @@ def ignore_targets(metrics: MetricCollection, index: int | None) -> None:
     for part in metrics.modules():
         if index is not None and vars(part).get("ignore_index", index) is None:
             part.ignore_index = index  # type: ignore[assignment]
-
-
-@contextlib.contextmanager
-def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[None]:
-    """Within this context, turn an error of a metric of torchmetrics into a UserError.
-    An error of another metric is raised as it is: it may be a bug in the user's metric.
-
-    problem: The name of the metric, and what fails.
-    values: Outputs and targets, whose shapes the error tells.
-    """
-    try:
-        yield
-    except Exception as error:  # each metric has its own classes of errors
-        is_users = not type(metric).__module__.startswith("torchmetrics.")
-        if is_users or isinstance(error, torch.OutOfMemoryError):
-            raise
-        if values:
-            shapes = map_tensors(lambda x: tuple(x.shape), values)
-            problem += f" {str(shapes)[:80]}"
-        line = f"the metric {problem}: {first_line(error)}"
-        way_out = ""
-        if takes_labels(metric):
-            way_out = WAY_OUT
-        raise UserError(line, way_out) from error
 
 
 def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -15,12 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import check_readable
 from lightbase.model.optim import matches, no_such_name
 
 Table = dict[str, Tensor]
@@ -42,7 +40,7 @@ def load_weights(
 
     Raise UserError for a file that is missing, damaged, not safe to load, or without a
     fitting tensor of at least one dimension. Raise it also if two parts of the file fit
-    equally well, and for tensors that cannot be weights.
+    equally well, and for integers in place of floating-point weights.
     """
     wanted = ""
     if ":" in path.name and not path.exists():
@@ -78,7 +76,7 @@ def load_weights(
             f"name one of them: --model.weights {path}:{names[-1]}",
             2,
         )
-    check_values(path, state, matched)
+    check_dtypes(path, state, matched)
     net.load_state_dict(matched, strict=False)
     text = f"Weights: {len(matched)} of {len(state)} tensors are those of {path}"
     if unmatched:
@@ -86,14 +84,14 @@ def load_weights(
     say(text)
 
 
-def check_values(path: Path, state: Table, matched: Table) -> None:
-    """Raise UserError for NaN, and for integers in the place of floating-point numbers,
-    such as quantised weights without their scale."""
+def check_dtypes(path: Path, state: Table, matched: Table) -> None:
+    """Raise UserError for integers in place of floating-point numbers, such as
+    quantised weights without their scale."""
     for name, value in matched.items():
         is_other = value.is_floating_point() != state[name].is_floating_point()
-        if (is_other and value.dim()) or value.isnan().any():
+        if is_other and value.dim():
             raise UserError(
-                f"model.weights {path}: {name} has NaN, or is {value.dtype}",
+                f"model.weights {path}: {name} is {value.dtype}",
                 "give a file with weights as floating-point numbers",
                 2,
             )
@@ -219,7 +217,6 @@ def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any
     and plain values.
     """
     try:
-        check_readable(path, psutil.virtual_memory().total)
         check_records(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

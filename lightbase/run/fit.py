@@ -44,6 +44,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightbase.compat import epochs_done, keeps_masks
 from lightbase.config.errors import UserError, first_line, imported, rank, say
 from lightbase.config.files import json_text, read_json, relative_to_cwd
+from lightbase.config.known_errors import noted
 from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
 from lightbase.config.tables import as_text
 from lightbase.model.curves import RunFolder, is_of_class
@@ -54,7 +55,6 @@ from lightbase.run.devices import (
     check_devices,
     describe_devices,
     num_processes_started,
-    short_device_errors,
 )
 from lightbase.run.folder import Run, root_folder, script_command
 from lightbase.run.record import RunRecorder, best_callback, recorder_of
@@ -64,7 +64,7 @@ from lightbase.run.state import (
     RandomState,
     ResumedOptimizer,
     WholeEpochs,
-    state_errors,
+    note_on_state,
 )
 from lightbase.run.stops import (
     AverageFollows,
@@ -139,7 +139,7 @@ def train(
         first = [extra for extra in extras if extra.is_first]
         others = [extra for extra in extras if not extra.is_first]
         callbacks = make_callbacks(spec, folder, run, monitor, others)
-        with ExitStack() as stack, short_device_errors():
+        with ExitStack() as stack:
             loggers: list[Logger] = []
             for extra in extras:
                 loggers += stack.enter_context(extra.around_run(spec, model, run))
@@ -213,15 +213,14 @@ def fit_and_test(
 
     spec: The record of the run.
     run: The run's folder, or None in a process that writes nothing.
-    Raises Stopped after a signal, and UserError for a flag that Lightning refuses only
-    in the training.
+    Raises Stopped after a signal.
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
     path = spec.checkpoint
     test_metrics: dict[str, Any] = {}
     without = NO_TEST
-    with short_endings(trainer, recorder), state_errors(path):
+    with short_endings(trainer, recorder), noted(note_on_state(path)):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
         say_best(trainer)
         best = best_checkpoint(trainer)
@@ -273,20 +272,10 @@ def say_best(trainer: Trainer) -> None:
 
 @contextmanager
 def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
-    """Turn Lightning's errors about flags into UserError, and its SIGTERMException,
-    which ends a training after a signal, into Stopped.
-
-    A ValueError or RuntimeError is about a flag only if it has a known text. Otherwise
-    it is a bug, and is raised as it is.
-    """
+    """Turn Lightning's SIGTERMException, which ends a training after a signal, into
+    Stopped."""
     try:
         yield
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
-        line = first_line(error)
-        is_of_flag = line.startswith(("`val_check_interval`", "Early stopping"))
-        if not is_of_flag and not isinstance(error, MisconfigurationException):
-            raise
-        raise UserError(line, status=2) from error
     except SIGTERMException as error:
         # the state is saved; Lightning would exit with status 0 (its issue 21623)
         SIGNALS.waits = False

@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from lightbase.config.errors import UserError
-from lightbase.config.files import refuse_links, relative_to_cwd, write_whole
+from lightbase.config.files import relative_to_cwd, write_whole
 from lightbase.config.paths import PROJECT
 
 NO_NAME = re.compile(r"/+|\.\.|version_\d+")
@@ -28,22 +28,13 @@ class Run:
     name: NAME, the name of the experiment. It may have several parts, as in a/b.
     folder: The folder of an earlier run, which continues. None makes a new folder.
 
-    Raise UserError if another process trains there, if the folder cannot be written,
-    and for a link on the way to it or in it.
+    Raise UserError if another process trains there, or if the folder cannot be written.
     """
 
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
         self.root = root
         self.is_new = folder is None
         parent = root / name
-        # NAME may have several parts: each of their folders is checked
-        refuse_links(path for path in (parent, *parent.parents) if root in path.parents)
-        if folder:
-            files = [*folder.glob("*"), *folder.glob("checkpoints/*")]
-            refuse_links([folder, *files])
-            for file in files:  # reading a pipe would wait for ever
-                if not file.is_file() and not file.is_dir():
-                    raise UserError(f"{file} is no regular file: remove it", status=2)
         try:
             self.folder = folder or make_version(parent)
             self.checkpoints = self.folder / "checkpoints"

@@ -15,12 +15,9 @@ from lightbase.config.errors import (
     UserError,
     did_you_mean,
     first_line,
-    printable,
-    wrapped,
 )
-from lightbase.config.files import read_text, relative_to_cwd
+from lightbase.config.files import relative_to_cwd
 from lightbase.config.names import flatten
-from lightbase.config.yaml_files import checked
 from lightbase.run.folder import is_running
 
 LARGEST_FOR_C = 20_000
@@ -123,7 +120,7 @@ def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
         math.fsum(value for value in measured.values() if value is not None)
     except DAMAGES as error:
         problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
-        print(wrapped(f"Note: {printable(problem)}", sys.stderr), file=sys.stderr)
+        print(f"Note: {problem}", file=sys.stderr)
         return RunInfo(folder, {}, results, {})
     if metrics and results["status"] == "stopped":
         results["status"] = "finished"
@@ -135,13 +132,13 @@ def read_file(path: Path) -> Row:
     if there is no file."""
     if not path.exists():
         return {}
-    text = read_text(path)
+    text = path.read_text("utf-8")
     if path.suffix == ".json":
         return dict(json.loads(text))
     loader: Any = yaml.SafeLoader
     if yaml.__with_libyaml__ and len(text) <= LARGEST_FOR_C:
         loader = yaml.CSafeLoader
-    return dict(checked(yaml.load(text, loader)))
+    return dict(yaml.load(text, loader))
 
 
 def numbers_of(runs: dict[Any, RunInfo]) -> dict[str, dict[Any, float]]:

@@ -4,19 +4,11 @@
 keeps whether an epoch was complete. `PlateauFirst` keeps what ReduceLROnPlateau has
 seen. `ResumedOptimizer` adapts the saved states of optimizers and schedules to the
 objects that this run has built.
-
-Errors while the state in a checkpoint is restored, in two lines.
-
-The user's code may have changed since the checkpoint was written. Then its state does
-not fit the objects that are there now.
 """
 
-import contextlib
 import random
 import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +32,7 @@ from lightbase.compat import (
     skip_ended_epoch,
     step_plateau_schedulers,
 )
-from lightbase.config.errors import UserError, first_line, raised_at
+from lightbase.config.errors import UserError
 from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
 from lightbase.model.curves import gather
@@ -55,6 +47,11 @@ from lightbase.run.devices import devices_of
 
 GENERATORS = (torch.Generator, np.random.Generator, random.Random)
 """Generators whose state a checkpoint has if they are attributes."""
+
+NEW_RUN = (
+    "a new run can begin with the weights, without --ckpt_path and with "
+    "--model.weights FILE"
+)
 
 
 class RandomState(Callback):
@@ -328,7 +325,7 @@ class ResumedOptimizer(Callback):
         """Prepare the optimizers for the saved states. Lightning restores the states
         after this hook.
 
-        Raise ValueError for another number of optimizers or schedules.
+        Raise UserError for another number of optimizers or schedules.
         """
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(adapt_state)
@@ -340,11 +337,12 @@ class ResumedOptimizer(Callback):
             forget_train_loader(trainer)
 
     def check_restored(self, trainer: Any) -> None:
-        """Raise ValueError if the checkpoint has another number of optimizers or
+        """Raise UserError if the checkpoint has another number of optimizers or
         schedules. Lightning would leave out those without a partner."""
         numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
         if self.saved_numbers != numbers:
-            raise ValueError("there is another number of optimizers or schedules")
+            problem = "there is another number of optimizers or schedules"
+            raise UserError(problem, NEW_RUN)
 
     def on_save_checkpoint(
         self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
@@ -394,7 +392,7 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     saved: The result of `state_dict` of an optimizer of the same parameters. It is
         changed in place.
 
-    Raise ValueError for the moments of another parameter.
+    Raise UserError for the moments of another parameter.
     """
     # torch refuses another number of groups or parameters, after this hook
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
@@ -414,7 +412,8 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 elif type(optimizer) in FUSED_ON:
                     # their moments have the shape of the parameter. A fused step does
                     # not check it: it would read and write past a moment's end.
-                    raise ValueError(f"{name} of the optimizer has another shape")
+                    problem = f"{name} of the optimizer has another shape"
+                    raise UserError(problem, NEW_RUN)
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
@@ -468,49 +467,14 @@ def schedule_options(model: BaseModule) -> dict[str, Any]:
     return options | {"scheduler_interval": model.step_scheduler_every()}
 
 
-RESTORE = {
-    "restore_training_state",
-    "_restore_modules_and_callbacks",
-    "load_data_state",
-    "load_state",
-    "check_restart",
-    "check_restored",
-}
-"""Functions of Lightning and of this library that read the state."""
+def note_on_state(path: Path | None) -> str:
+    """Return the note for errors of a training that continues from a checkpoint.
 
-LIBRARIES = (
-    sysconfig.get_path("purelib"),
-    sysconfig.get_path("platlib"),
-    str(Path(__file__).parents[1]),
-)
-"""The folders of code that is not the user's."""
-
-
-@contextlib.contextmanager
-def state_errors(path: Path | None) -> Iterator[None]:
-    """Within this context, turn an error that a checkpoint's state causes into a
-    UserError. Errors in the user's code keep their traceback, and so does a full
-    memory.
-
-    path: The checkpoint. None for a new training, in which nothing is changed.
+    path: The checkpoint, or None for a new training, which needs no note.
     """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, UserError | torch.OutOfMemoryError):
-            raise
-        if path is None or not is_of_restore(error):
-            raise
-        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
-        raise UserError(
-            f"the state in {path} does not fit: {reason}",
-            f"a new run can begin with its weights: --model.weights {path}",
-        ) from error
-
-
-def is_of_restore(error: Exception) -> bool:
-    """Return whether an error was raised while a state was read, and not in the user's
-    code: a function in RESTORE was called, and the code that failed is a library's."""
-    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-    file, _ = raised_at(error)
-    return str(file).startswith(LIBRARIES) and not functions.isdisjoint(RESTORE)
+    if path is None:
+        return ""
+    return (
+        f"the state in {path} may not fit the code of today; a new run can begin with "
+        f"its weights: --model.weights {path}"
+    )

@@ -5,40 +5,30 @@ that only the data knows, such as the number of classes. `make_trainer` is calle
 when the folder, the callbacks and the loggers of the run exist.
 """
 
-from pathlib import Path
+import copy
+from dataclasses import replace
 from typing import Any
-from urllib.error import URLError
 
-import jsonargparse
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, seed_everything
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightbase.config.errors import UserError, first_line, raised_at, say
-from lightbase.config.parser import explain
+from lightbase.config.errors import UserError, first_line, own_line
 from lightbase.config.spec import RunSpec, arguments, entries, validate
 from lightbase.data.module import BaseDataModule
 from lightbase.run.devices import settle_devices
 
-BAREBONES = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "log_every_n_steps": 0,
-    "num_sanity_val_steps": 0,
-}
-"""The Trainer's arguments with trainer.barebones, which measures Lightning alone."""
 
+def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]:
+    """Return the complete record of a run, its model and its data. The data is built
+    but not loaded.
 
-def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
-    """Return the model and the data of a run. The data is built but not loaded.
-
-    For a new run, the facts of the data are added to `spec.config`. The callbacks and
-    other objects of the Trainer's arguments are put into `spec.trainer`. The random
-    generators are seeded with `seed_everything` first.
+    The config of the new record has the flags that `begin` fills in and, for a new run,
+    the facts of the data. Its `trainer` has the callbacks and other objects of the
+    Trainer's arguments. The loggers are left out: they need the folder of the run.
 
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
+    spec = replace(spec, config=copy.deepcopy(spec.config))
     config = spec.config
     # the seed may not be null: for null, seed_everything would take the seed 0
     begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
@@ -46,45 +36,27 @@ def build(spec: RunSpec) -> tuple[LightningModule, LightningDataModule]:
     if not spec.is_saved:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
     validate(spec, config)
-    rest = config.clone()
-    del rest["data"]
-    model: LightningModule = build_rest(spec, rest).model
+    settings = config.clone()
+    del settings["data"]
+    settings.trainer.logger = None
+    objects = instantiate(spec, settings)
+    spec.trainer = vars(objects.trainer)
+    model: LightningModule = objects.model
     if str(config.trainer.precision) in ("64", "64-true"):
         model.double()  # Lightning does it after it has read a checkpoint's weights
-    return model, data
+    return spec, model, data
 
 
 def begin(spec: RunSpec, needed: Namespace) -> None:
-    """Prepare for building the first objects.
-
-    Fill in the Trainer's flags that the user left open, in place: those of the devices,
-    and with `barebones` those that Lightning refuses beside it. Seed the random
-    generators.
+    """Seed the random generators, and fill in the flags of devices that the user left
+    open, in place.
 
     needed: The settings that are checked, with the seed among them.
     Raises UserError if one of them does not fit its type.
     """
-    trainer = spec.config.trainer
-    settle_devices(trainer)
-    if trainer.barebones:
-        trainer.update(Namespace(BAREBONES))
-        say("trainer.barebones true: no loggers, no checkpoints and no progress bar")
+    settle_devices(spec.config.trainer)
     validate(spec, needed)
     seed_everything(spec.config.seed_everything, workers=True, verbose=False)
-
-
-def build_rest(spec: RunSpec, config: Namespace) -> Namespace:
-    """Return the objects of `config`, and keep the Trainer's arguments in
-    `spec.trainer`. The loggers are left out, because they need the folder of the run.
-
-    config: The settings without the data. `logger` is set to None in a copy of its
-        `trainer`, so the settings of the run do not change.
-    """
-    config.trainer = config.trainer.clone()
-    config.trainer.logger = None
-    objects = instantiate(spec, config)
-    spec.trainer = vars(objects.trainer)
-    return objects
 
 
 def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
@@ -92,10 +64,9 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
 
     config: A part of the settings, such as Namespace(data=...). The result has the same
         keys, and the objects as their values.
-    Raises UserError if the settings are wrong: an argument is missing or has a wrong
-    type, a package or file is missing, or the class itself raises a ValueError or
-    similar. A failed download raises URLError, as it is. Any other error is a bug in
-    the user's code, and is raised as it is, too.
+    Raises UserError for a wrong setting, and for a ValueError of a class, which is
+    about its arguments. Another error of a class or function is raised as it is, with a
+    note that names the class.
     """
     failures: list[Exception] = []
 
@@ -104,6 +75,7 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         try:
             return cls(*args, **kwargs)
         except Exception as error:  # jsonargparse turns it into a ValueError
+            error.add_note(f"while {cls.__name__} was built from the config")
             failures.append(error)
             raise
 
@@ -111,26 +83,16 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
     try:
         return spec.parser.instantiate(config, instantiators=instantiators)
     except ValueError as error:
-        # if no class has failed, a function may have: then its error is the cause
-        failure: Any = error.__cause__ or error
+        failure: Any = error.__cause__ or error  # a function may have failed
         if failures:
             failure = failures[0]
-        file, line = raised_at(failure)
-        if file.parent == Path(jsonargparse.__file__).parent:  # a wrong setting
-            reason = explain(str(error), spec.parser, config)
-            raise UserError(reason, status=2) from error
-        if isinstance(failure, URLError):  # a script prints that a download failed
+        place = own_line(failure)
+        if failures and isinstance(failure, ValueError):
+            way_out = place or failure.__notes__[0]
+            raise UserError(first_line(failure), way_out, 2) from failure
+        if failures or place or isinstance(failure, OSError):
             raise failure from None
-        reason = first_line(failure)
-        if isinstance(failure, ImportError | OSError):  # a package or a file
-            raise UserError(
-                f"what the config names is not there: {reason}"
-            ) from failure
-        mistakes = (ValueError, AssertionError, MisconfigurationException)
-        if isinstance(failure, mistakes) and line.startswith("raise "):
-            problem = f"the config does not fit: {reason}"
-            raise UserError(problem, status=2) from failure
-        raise failure from None  # a bug in the user's code
+        spec.parser.error(str(error), error)
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
@@ -178,7 +140,7 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
         if name in values and f"{key}.{name}" not in spec.given:
             values[name] = fact
     # these functions take the facts in **kwargs, where jsonargparse does not see them
-    path = str(node["class_path"])  # `validate` refuses what is no text
+    path = str(node["class_path"])  # `validate` refuses other types
     is_timm = path.startswith(("timm.models.", "timm.create_model"))
     if is_timm or path.endswith(".get_model"):
         names = ["num_classes"]

@@ -5,7 +5,6 @@ to build the model and the data again. Config files name classes to import, so o
 file in the user's folder of runs may do so. `load_into` is the way for other files.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from lightning import LightningDataModule, LightningModule
 
 from lightbase.config.errors import UserError
 from lightbase.config.files import relative_to_cwd
+from lightbase.config.known_errors import noted
 from lightbase.config.names import flatten
 from lightbase.config.paths import PROJECT, is_own
 from lightbase.config.spec import (
@@ -25,14 +25,17 @@ from lightbase.config.spec import (
     new_spec,
     read_spec,
 )
-from lightbase.config.yaml_files import REMOVED, checked, renamed
+from lightbase.config.yaml_files import REMOVED, renamed
 from lightbase.data.module import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.model.transfer import load_checked, load_weights, read_weights
-from lightbase.run.state import state_errors
+from lightbase.run.state import note_on_state
 from lightbase.setup.build import build
 
 Loaded = tuple[RunSpec, LightningModule, LightningDataModule]
 """A run: its record, its model and its data."""
+
+SAVED = {"state_dict", "config", "package", "lightbase"}
+"""Keys of a run's checkpoint. Version 0.2 did not save "lightbase"."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -43,29 +46,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     that was written before version 0.3.
     """
     checkpoint = load_checked(path)
-    config: Any = entries(checkpoint).get("config")
-    # version 0.2 did not save "lightbase"
-    is_run = isinstance(entries(checkpoint).get("package"), str)
-    keys = {"state_dict", "lightbase"}
-    if not is_run or not is_config(config) or not keys <= checkpoint.keys():
+    if not entries(checkpoint).keys() >= SAVED:
         raise UserError(
-            f"{path} is no checkpoint of a run: it lacks the weights, or the config "
+            f"{path} is not a checkpoint of a run: it lacks the weights, or the config "
             "that train.py saves from version 0.3 on"
         )
-    config.pop(REMOVED, None)
-    checkpoint["config"] = renamed(config, checkpoint["package"])
-    return checkpoint
-
-
-def is_config(config: Any) -> bool:
-    """Return whether a value has the form of the config that train.py saves: a dict
-    with trainer, model and data, and with a limited number of values (see
-    `checked`)."""
-    try:
-        parts = entries(checked(config))
-    except ValueError:
-        return False
-    return {"trainer", "model", "data"} <= parts.keys()
+    checkpoint["config"].pop(REMOVED, None)
+    checkpoint["config"] = renamed(checkpoint["config"], checkpoint["package"])
+    return checkpoint  # type: ignore[no-any-return]
 
 
 def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Loaded:
@@ -85,16 +73,14 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     line = CommandLine(flags)
     if line.configs:
         return load_into(path, line)
-    checkpoint = read_checkpoint(path)
-    config = checkpoint["config"]
     if not trust:
-        names = re.findall(r"'class_path': '([^']{1,60})", repr(config))
         way_out = (
-            f"it names {', '.join(names[:5])}: give --config FILE, a YAML of yours; or "
-            "--trust_checkpoint true, in Python trust=True, if you would run it as a "
-            "program"
+            "give --config FILE, a YAML of yours; or --trust_checkpoint true, in "
+            "Python trust=True, if you would run it as a program"
         )
         check_own(path, line.place("trainer.default_root_dir"), way_out)
+    checkpoint = read_checkpoint(path)
+    config = checkpoint["config"]
     check_has_classes(config)
     # This machine may have other devices than the run had. Of the Trainer's flags, only
     # flags that change the result are kept.
@@ -106,7 +92,7 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     spec = read_spec([config], line, PROJECT.default_model, is_saved=True)
     leave_fold(spec)
     check_split(config, spec.config.data, path)
-    model, data = build(spec)
+    spec, model, data = build(spec)
     restore(checkpoint, model, data, path)
     return spec, model, data
 
@@ -133,7 +119,7 @@ def restore(
 
     path: The checkpoint, for messages.
     """
-    with state_errors(path):
+    with noted(note_on_state(path)):
         model.on_load_checkpoint(checkpoint)  # as Lightning does
         load_state(checkpoint, model, path)
         load_data_state(checkpoint, data)
@@ -152,9 +138,9 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     saved = entries(content)
     spec = new_spec(line)
     leave_fold(spec)
-    if is_config(saved.get("config")):
+    if saved.keys() >= SAVED:
         check_split(saved["config"], spec.config.data, path, has_state=False)
-    model, data = build(spec)
+    spec, model, data = build(spec)
     if isinstance(data, BaseDataModule):  # predictions need its classes and shapes
         state = entries(saved.get(type(data).__qualname__))
         if state:

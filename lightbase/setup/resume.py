@@ -3,8 +3,8 @@
 Read `Restart` and `find_restart` first. `find_restart` finds the run that --ckpt_path
 names and reads its checkpoint. `resumed_spec` applies the settings of the command to
 the saved ones, and refuses a change that would give other results (see `MAY_CHANGE`).
-After the model and the data are built, `check_restart` compares them with the
-checkpoint.
+After the model and the data are built, `load_restart` gives them the weights
+and the state in the checkpoint.
 """
 
 import os
@@ -17,6 +17,7 @@ from lightning import LightningDataModule, LightningModule
 from lightbase.compat import saved_epochs, saved_logged_step
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import relative_to_cwd
+from lightbase.config.known_errors import noted
 from lightbase.config.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
 from lightbase.config.parser import EXTRA_FLAGS
 from lightbase.config.paths import PROJECT
@@ -32,7 +33,7 @@ from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 from lightbase.run.devices import num_processes_started, settle_devices
 from lightbase.run.folder import check_name, logs_folder_of, newest_version
-from lightbase.run.state import state_errors
+from lightbase.run.state import note_on_state
 from lightbase.setup.load import (
     check_has_classes,
     check_own,
@@ -133,31 +134,34 @@ def find_restart(line: CommandLine) -> Restart | None:
         ckpt_path = "last"
     if ckpt_path is None or line.place("print_config") in TRUE:
         return None
-    name, root = line.place("name"), line.place("trainer.default_root_dir")
     path = PROJECT.found(ckpt_path)
-    folder = None
     if ckpt_path in ("last", "best"):
         path = newest_checkpoint(ckpt_path, newest_run(line))
-    if ckpt_path == "last":
-        folder = path.parent.parent
+    root = line.place("trainer.default_root_dir")
     if line.place("trust_checkpoint") not in TRUE:
         way_out = f"to start a new run from its weights: --model.weights {path}"
         check_own(path, root, way_out)
-    if folder and not path.is_file():
+    folder = path.resolve().parent.parent
+    was_saved = ckpt_path != "last" or path.is_file()
+    if was_saved:
+        checkpoint = read_checkpoint(path)
+    else:
         say(f"{folder} was stopped before its first checkpoint: it starts again")
-        config = read_config(folder / "config.yaml")
-        name = name or config["name"]
-        return Restart(name, root, None, {"config": config}, folder)
-    checkpoint = read_checkpoint(path)
+        checkpoint = {"config": read_config(folder / "config.yaml")}
     saved_name = checkpoint["config"]["name"]
-    name = name or saved_name
     saved_root = logs_folder_of(path, saved_name)
+    name = line.place("name") or saved_name
     root = root or saved_root
     # the path of a last.ckpt continues its run, unless the name or the root differs
-    is_same = name == saved_name and str(Path(root or "").resolve()) == saved_root
-    if folder is None and path.name == "last.ckpt" and is_same:
-        folder = path.resolve().parent.parent
-    return Restart(name, root, path, checkpoint, folder)
+    is_in_place = name == saved_name and str(Path(root or "").resolve()) == saved_root
+    continues = ckpt_path == "last" or (path.name == "last.ckpt" and is_in_place)
+    return Restart(
+        name,
+        root,
+        path if was_saved else None,
+        checkpoint,
+        folder if continues else None,
+    )
 
 
 def is_restarted(line: CommandLine) -> bool:
@@ -235,28 +239,10 @@ def resumed_spec(
     spec.folder = restart.folder
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
-    settings = flatten(as_values(spec))
-    typed = {word.partition("=")[0].removeprefix("--") for word in line.flags}
-    say_unused(line, typed, settings)
-    check_changes(restart, spec.given, settings)
+    if line.configs:
+        say("Resume: config files do not count, only the checkpoint and flags")
+    check_changes(restart, spec.given, flatten(as_values(spec)))
     return spec
-
-
-def say_unused(line: CommandLine, typed: set[str], now: dict[str, Any]) -> None:
-    """Print each setting of the config files that the resumed run does not use, and how
-    to use it. A resume takes its settings from the checkpoint and from flags. A config
-    file may have changed since the run started.
-
-    typed: The names of the settings that flags set.
-    now: The settings of the resumed run, by the names of flags.
-    """
-    for key, value in line.file_settings.items():
-        new = now.get(key)
-        is_same = str(value) == str(new)
-        if isinstance(value, str):  # maybe the bare name of a class or a relative path
-            is_same = str(new).endswith(value)
-        if not is_same and key not in RUN_LOCATION_KEYS and key not in typed:
-            say(f"Resume: {key} stays {new}, not {value}: config files do not count")
 
 
 def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) -> None:
@@ -278,7 +264,7 @@ def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) 
             way_out = "leave it out, or start a new run: without --ckpt_path"
             if restart.path:
                 way_out += f" and with --model.weights {restart.path}"
-            problem = f"--{key} {now}: a resume goes on with {before}"
+            problem = f"--{key} {now}: a resume keeps {before}"
             raise UserError(problem, way_out, 2)
         say(f"Resume: {key} {now}, before {before}")
 
@@ -297,14 +283,14 @@ def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
     return setting in MAY_CHANGE or setting in [name for name, _, _ in EXTRA_FLAGS]
 
 
-def check_restart(
+def load_restart(
     restart: Restart, spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> None:
-    """Check that the training can continue with this model and data. Give the data the
-    state in the checkpoint, and free the memory of the checkpoint.
+    """Give the model the weights and the data the state in the checkpoint, and print
+    where the training continues.
 
-    Lightning later reads the file again and restores model and optimizer. This check
-    comes first, so that a mistake is found before the data is loaded.
+    Lightning later reads the file again and restores model and optimizer. This comes
+    first, so that a mistake is found before the data is loaded.
 
     Raises UserError if the weights, the state or the number of epochs does not fit.
     """
@@ -318,7 +304,7 @@ def check_restart(
             f"checkpoint {path} holds weights only",
             f"a new run can start with them: --model.weights {path}",
         )
-    with state_errors(path):
+    with noted(note_on_state(path)):
         load_state(checkpoint, model, path)
         num_trained = saved_epochs(checkpoint)["current"]["processed"]
         if max_epochs is not None and 0 <= max_epochs < num_trained:
@@ -334,10 +320,9 @@ def check_restart(
         if max_epochs == num_trained:
             say(
                 f"All {num_trained} epochs are trained already; "
-                f"--trainer.max_epochs {2 * num_trained} would go on"
+                f"--trainer.max_epochs {2 * num_trained} trains more"
             )
         if isinstance(data, BaseDataModule):  # its splits may depend on the state
             load_data_state(checkpoint, data)
     if isinstance(model, BaseModule):
         model.has_weights = True  # the run began with its weights
-    restart.checkpoint = {}  # its memory is free when Lightning reads the file

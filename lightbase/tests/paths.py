@@ -64,13 +64,13 @@ def argv(*args: object) -> list[str]:
 
 
 def fails(capsys: Any, status: int, run: Callable[[], Any]) -> str:
-    """Return the error that a script prints, of one or two lines. It ends with this
-    status."""
+    """Return the error that a script prints: two lines, or up to six with the user's
+    line and notes. It ends with this status."""
     with pytest.raises(SystemExit) as caught:
         run()
     error: str = capsys.readouterr().err.rstrip("\n")
     assert caught.value.code == status, error
-    assert 1 <= len(error.splitlines()) <= 2, error
+    assert 1 <= len(error.splitlines()) <= 6, error
     assert error.startswith("error: ")
     return error
 

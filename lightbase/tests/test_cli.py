@@ -64,7 +64,6 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
---model.help | a class with arguments is needed
 --data.help Disc | did you mean example.data.discs.Discs?
 --learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
 --batch_size 1 | did you mean --data.batch_size?
@@ -102,13 +101,13 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
 --model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
---model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long
 --model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 """
 
 
 # a command line, and what its error names
 DOES_NOT_FIT = """
+--model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long | Embedding(4, 4) got
 --trainer.accelerator gpu | gpu | cpu
 --trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
 --trainer.devices 999 --trainer.strategy ddp | 999
@@ -117,8 +116,8 @@ DOES_NOT_FIT = """
 --model.weights none.pth | none.pth cannot be read
 --model.num_classes 9 | 4 outputs | model.num_classes 9
 --data.batch_size 1000 | 1000 | 315
---model.net test_cli.fetches --model.net.url http://x | a download failed: http://x
---model.net test_cli.fetches --model.net.file x.pth | is not there: x.pth
+--model.net test_cli.fetches --model.net.url http://x | http://x | a download failed
+--model.net test_cli.fetches --model.net.file x.pth | error: x.pth
 """
 
 
@@ -144,12 +143,11 @@ def test_an_empty_argument(train, capsys):
 
 # a pattern in tiny.yaml, what takes its place, and what the error names
 WRONG_CONFIGS = r"""
-(?s).* |  | no keys with values
-(?s).* | [1] | no keys with values
+(?s).* |  | to hold keys with values
+(?s).* | [1] | to hold keys with values
 (?s).* | a: [1\nb: } | line 2
-(?s).* | a: &a [*a] | more than 100,000 values
 (?s).* | \x00\x01\x02 | YAML
-(?s).* | trainer: 5 | trainer has no keys
+(?s).* | trainer: 5 | trainer has to hold keys
 (?s).* | model: {class_path: Classifier, lr: 3} | model.class_path: | init_
 (?s)data:.* |  | required: data
 epochs: 2 | epochs: 1:30 | max_epochs: '1:30'
@@ -164,7 +162,7 @@ model: | model:\n  _target_: MLP | model._target_: write class_path in place of 
 (?s).* | fit: {model: {class_path: X}} | fit: leave fit out
 trainer: | trainer:\n  _target_: lightning.Trainer | trainer._target_: | trainer has neither
 \Z | modle: 3 | modle | model?
-\Z | trainer: {max_epochs: 9} | 'trainer' stands twice | line 27
+\Z | trainer: {max_epochs: 9} | duplicate key 'trainer' | line 27
 \Z |   callbacks: [{class_path: Timer, init_args: {intrval: step}}] | callbacks.intrval | interval?
 \Z |   callbacks: [{class_path: EarlyStopping, init_args: {monitor: a, patience: x}}] | int | x
 \Z |   callbacks: [{class_path: ModelCheckpoint, init_args: {save_last: true}}] | a dirpath
@@ -234,7 +232,7 @@ def test_an_error_in_the_import_of_the_users_file_has_its_place(
     file = tmp_path / f"{name}.py"
     file.write_text(f"import os\n{line}\n")
     error = fails(capsys, 2, lambda: train(flag, f"{name}.Net"))
-    assert error.endswith(f"it fails in {file}, line 2")
+    assert error.endswith(f"in {file}, line 2: {line}")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +241,6 @@ def test_an_error_in_the_import_of_the_users_file_has_its_place(
         (["--model.net.help=MLP"], ["--net.sizes", "-"]),
         (["--model.help", "Classifier"], ["--model.lr", "0.01", "The learning rate."]),
         (["--data.help=lightbase.ImageFolder"], ["--data.data_dir", "-"]),
-        (["--trainer.help"], ["--trainer.max_epochs", "10", "Stop training once"]),
     ],
 )
 def test_the_help_of_a_class_has_a_line_for_each_argument(capsys, flags, rows):
@@ -252,8 +249,6 @@ def test_the_help_of_a_class_has_a_line_for_each_argument(capsys, flags, rows):
     assert not caught.value.code
     lines = capsys.readouterr().out.splitlines()
     assert 1 < len(lines) < 60
-    prefix = rows[0].split(".")[0]
-    assert all(line.startswith(prefix) for line in lines)
     (line,) = [line for line in lines if line.startswith(f"{rows[0]} ")]
     assert all(row in line for row in rows)
 

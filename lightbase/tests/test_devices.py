@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from written import refused
 
 from lightbase.config.errors import UserError
 from lightbase.run import devices
-from lightbase.run.devices import check_devices, short_device_errors
+from lightbase.run.devices import check_devices
 
 
 def flags(
@@ -132,29 +131,6 @@ def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch, strategy):
         train("--trainer.strategy", strategy, *gpus.split(), *watched.split())
 
 
-MEMORY = "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
-DRIVER = "The NVIDIA driver on your system is too old. Please update your"
-COMPILER = "In a subprocess:\n  RuntimeError: Failed to find C compiler. Please specify"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem", "way_out"),
-    [
-        ("CUDA error: devices are busy or unavailable", None, "trainer.devices [1]"),
-        ("CUDA error: no kernel image is available", None, "docs/install"),
-        (MEMORY, "CUDA out of memory. Tried to allocate 1 TiB", "data.batch_size"),
-        (DRIVER, "The NVIDIA driver on your system is too old", "is built for CUDA"),
-        (COMPILER, "RuntimeError: Failed to find C compiler", "install gcc and g++"),
-    ],
-)
-def test_an_error_of_a_device_is_two_lines(text, problem, way_out):
-    lines = f"^{problem or text}\n.*{re.escape(way_out)}[^\n]*$"
-    with pytest.raises(UserError, match=lines), short_device_errors():
-        raise RuntimeError(f"{text}\nFor debugging consider CUDA_LAUNCH_BLOCKING=1")
-    with pytest.raises(RuntimeError, match="another"), short_device_errors():
-        raise RuntimeError("another")
-
-
 class HalfOnly(MLP):
     """As attention that is written for GPUs: in half precision or not at all."""
 
@@ -174,16 +150,17 @@ class Fails(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training in self.fails_in:
-            raise RuntimeError(MEMORY)
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1 TiB")
         return super().forward(x)
 
 
 @pytest.mark.parametrize("fails_in", [(True, False), (True,)])  # also in the trial
-def test_what_a_device_refuses_is_two_lines(
+def test_what_a_device_refuses_has_a_way_out(
     train, monkeypatch, capsys, tmp_path, fails_in
 ):
     monkeypatch.setattr(Fails, "fails_in", fails_in)
     run = functools.partial(train, "--model.net test_devices.Fails")
-    first, second = refused(capsys, tmp_path, run, 1).splitlines()
-    assert first == "error: CUDA out of memory. Tried to allocate 1 TiB"
-    assert "--data.batch_size" in second
+    lines = refused(capsys, tmp_path, run, 1).splitlines()
+    assert lines[0] == "error: CUDA out of memory. Tried to allocate 1 TiB"
+    assert lines[1].startswith(f"in {__file__}, line ")
+    assert "--data.batch_size" in lines[-1]

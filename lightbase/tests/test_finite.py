@@ -177,7 +177,7 @@ def test_weights_with_nan_are_refused_before_the_training(
     saved["state_dict"]["net.layers.1.bias"][2] = torch.nan
     torch.save(saved, tmp_path / "nan.ckpt")
     for flags, status, problem in (
-        ("--model.weights", 2, "layers.1.bias has NaN"),
+        ("--model.weights", 1, "layers.1.bias is NaN"),
         (
             "--trust_checkpoint true --ckpt_path",
             1,

@@ -97,5 +97,5 @@ def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
     assert "--data.fold 3: the training of" in error
     resume = ("--ckpt_path last --trainer.max_epochs", 2)
     error = fails(capsys, 2, lambda: train(*resume, "--data.fold", 4))
-    assert "--data.fold 4: a resume goes on with" in error
+    assert "--data.fold 4: a resume keeps" in error
     assert train(*resume)["test/num_samples"] == 70

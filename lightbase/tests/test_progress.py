@@ -1,6 +1,5 @@
 """What a terminal shows while a training runs, and what a file gets instead."""
 
-import io
 import math
 import re
 from pathlib import Path
@@ -11,11 +10,10 @@ import pytest
 import torch
 
 from lightbase.commands.script import LastingOutput
-from lightbase.config.errors import say, wrapped
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.run.record import RunRecorder
 from lightbase.run.signals import ERASE_LINE
-from lightbase.watch.progress import EpochLines, TrainingProgressBar, fitting_columns
+from lightbase.watch.progress import EpochLines, fitting_columns
 
 HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
 TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
@@ -106,13 +104,6 @@ def test_columns_that_do_not_fit_are_left_out(monkeypatch, columns):
     assert (names[-1] in shown) == (columns == 200)
 
 
-class Terminal(io.StringIO):
-    """Keeps what a terminal gets."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def test_other_text_erases_the_bar_of_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr(LastingOutput, "isatty", lambda _: True)
     with LastingOutput(str(tmp_path / "shown"), "w") as stdout:
@@ -120,32 +111,3 @@ def test_other_text_erases_the_bar_of_a_terminal(tmp_path, monkeypatch):
             stdout.write(text)
     shown = (tmp_path / "shown").read_bytes()
     assert shown == b"\rbar" + ERASE_LINE + b"printed\nmore\n\rbar\nend\n"
-
-
-def test_lines_break_at_words_in_a_terminal_only(monkeypatch, capsys):
-    command = "python scripts/train.py --ckpt_path " + "long/" * 20
-    line = f"Stopped after epoch 3, val/acc 0.95; {'word ' * 3}--model.lr 0.1 goes on"
-    monkeypatch.setenv("COLUMNS", "24")
-    shown = wrapped(f"{line}\n{command}", Terminal()).splitlines()
-    assert shown == [
-        "Stopped after epoch 3,",
-        "  val/acc 0.95; word",
-        "  word word --model.lr",
-        "  0.1 goes on",
-        command,
-    ]
-    assert wrapped("short", Terminal()) == "short"
-    say(line)
-    assert capsys.readouterr().out == f"{line}\n"
-
-
-def test_the_rate_of_a_resumed_epoch_counts_from_there_on():
-    loop = SimpleNamespace(batch_idx=899)
-    options = {"max_epochs": 2, "current_epoch": 1, "num_training_batches": 1000}
-    trainer: Any = SimpleNamespace(fit_loop=loop, is_global_zero=True, **options)
-    bar = TrainingProgressBar()
-    bar.setup(trainer, None, "fit")  # type: ignore[arg-type]
-    bar.on_train_start(trainer)
-    shown = bar.train_progress_bar.format_dict
-    assert (shown["n"], shown["initial"], shown["total"]) == (900, 900, 1000)
-    bar.on_exception()

@@ -223,11 +223,9 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     expected = 'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on'
     assert expected in capsys.readouterr().out
     flags |= {"name": "x", "ckpt_path": "last"}
-    with pytest.raises(UserError, match=r"lr 0.5: a resume goes on with"):
+    with pytest.raises(UserError, match=r"lr 0.5: a resume keeps"):
         lightbase.train(*objects(**arguments, lr=0.5), **flags)
-    with pytest.raises(
-        UserError, match=r"^seed_everything=1: a resume goes on with 42"
-    ):
+    with pytest.raises(UserError, match=r"^seed_everything=1: a resume keeps 42"):
         lightbase.train(*objects(**arguments), seed_everything=1, **flags)
     assert lightbase.train(*objects(**arguments), **flags)["epochs"] == 3
     long, resumed = (weights(tmp_path / name / "version_0") for name in ("long", "x"))

@@ -51,7 +51,7 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
     file.write_text(text.replace("lr: 0.01", "lr: 0.5"))
     train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(file))
     out = capsys.readouterr().out
-    assert "Resume: model.lr stays 0.01, not 0.5: config files do not count" in out
+    assert "Resume: config files do not count" in out
     assert "Resume: trainer.max_epochs 2, before 1" in out
     saved = checkpoint(tmp_path / "tiny" / "version_0")["config"]
     assert saved["model"]["init_args"]["lr"] == 0.01

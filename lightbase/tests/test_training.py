@@ -151,7 +151,7 @@ def test_a_finished_run_goes_on_for_longer_where_it_was(
     if "max_epochs" in first:
         again = train("--ckpt_path last")
         assert again == ended | {"train_seconds": again["train_seconds"]}
-        assert "--trainer.max_epochs 2 would go on" in capsys.readouterr().out
+        assert "--trainer.max_epochs 2 trains more" in capsys.readouterr().out
     result = train("--ckpt_path last", longer)
     assert result | {"train_seconds": 0} == expected | {"train_seconds": 0}
     assert not (tmp_path / "tiny/version_1").exists()

@@ -4,10 +4,8 @@
 mistakes end a training later, with longer errors.
 """
 
-import inspect
 import os
 import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,16 +13,20 @@ from typing import Any
 import torch
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Subset
 
-from lightbase.config.errors import UserError, first_line, is_users, say
+from lightbase.config.errors import UserError, first_line, say
+from lightbase.config.known_errors import noted
 from lightbase.config.spec import RunSpec
 from lightbase.data.batches import (
     DatasetSamples,
@@ -48,10 +50,8 @@ from lightbase.run.devices import (
     forks_processes,
     num_gpus,
     parse_devices,
-    short_device_errors,
 )
 from lightbase.run.fit import Extra, has_test
-from lightbase.run.folder import Run
 from lightbase.run.record import best_callback
 
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
@@ -64,19 +64,11 @@ RANDOM_TRANSFORM = re.compile(
 
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
-FIT_LOSS = (
-    "cross-entropy takes outputs (N, C) and class numbers int64 (N,) from 0 to C - 1 "
-    "(argmax(1) of one-hot targets, targets[:, 0] of (N, 1)); most other losses take "
-    "both in one shape"
-)
-"""What to do about a loss that cannot take outputs and targets."""
-
 
 class DryRun(Extra):
     """Tries the parts of a run before the run. What cannot be tried is checked in the
     training: the loss, and the metric of --monitor."""
 
-    @short_device_errors()
     def before_run(
         self, spec: RunSpec, model: LightningModule, data: LightningDataModule
     ) -> None:
@@ -88,7 +80,6 @@ class DryRun(Extra):
         Raise UserError with the way out.
         """
         config = spec.config
-        check_returns(model, data)
         if config.trainer.limit_train_batches == 0:
             say("trainer.limit_train_batches 0: nothing is trained")
         check_combinations(model, config.trainer)
@@ -103,22 +94,19 @@ class DryRun(Extra):
         if has_named_optimizer(model) and not forks_processes(config.trainer):
             try_schedule(model)
 
-    @contextmanager
-    def around_run(
-        self, spec: RunSpec, model: LightningModule, run: Run | None
-    ) -> Iterator[list[Logger]]:
-        """Within this context, turn an error in a loss of a package into a UserError:
-        the loss does not go with the outputs of the network and the targets of the
-        data.
-        """
-        criterion = getattr(model, "criterion", ())
-        problem = f"the loss {type(criterion).__name__} cannot take outputs and targets"
-        with short_misfits(criterion, problem, FIT_LOSS):
-            yield []
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print a line if the loaders cannot resume, and if a schedule by epochs would
-        never step."""
+        never step. Raise UserError if no optimizer trains a parameter."""
+        # if configure_optimizers returns None, Lightning's optimizer has one constant
+        groups = [x for optimizer in trainer.optimizers for x in optimizer.param_groups]
+        weights = [weight for group in groups for weight in group["params"]]
+        trains = any(weight.requires_grad for weight in weights)
+        if pl_module.automatic_optimization and not trains:
+            raise UserError(
+                f"{type(pl_module).__name__}.configure_optimizers returns no optimizer "
+                "of a parameter that trains",
+                status=2,
+            )
         loaders = CombinedLoader(trainer.train_dataloader).flattened
         if not all(isinstance(loader, ResumableLoader) for loader in loaders):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -162,82 +150,34 @@ class DryRun(Extra):
             )
 
 
-def check_returns(model: LightningModule, data: LightningDataModule) -> None:
-    """Raise UserError if the source of a method that has to return something does not
-    have the word `return`. A method without a source, or with a decorator, passes.
-
-    If it has a `return` and returns None all the same, Lightning warns of it.
-    """
-    methods: list[Any] = [
-        getattr(data, name, None) for name in ("load", "collate", *HOOKS)
-    ]
-    if isinstance(model, BaseModule):
-        methods.append(model.net.forward)
-    if model.automatic_optimization:
-        methods += [model.training_step, model.configure_optimizers]
-    for method in methods:
-        try:
-            source = inspect.getsource(method)
-        except (OSError, TypeError):
-            continue
-        # neither with a decorator, nor a lambda
-        if re.match(r"(?s)\s*def (?!.*\b(?:return|yield|raise)\b)", source):
-            raise UserError(
-                f"{method.__qualname__} returns nothing",
-                "end it with `return` and its result, such as the loss of the batch",
-                2,
-            )
-
-
 @contextmanager
-def short_misfits(module: Any, problem: str, way_out: str = "") -> Iterator[None]:
-    """Within this context, turn an error of a layer of a package into a UserError, if
-    the layer is `module` or `module` has called it. The message has the arguments of
-    the layer, and the tensors that it was given.
+def noted_layer() -> Iterator[None]:
+    """Within this context, add a note to each error: the innermost layer that was
+    running, and the tensors that it was given."""
+    running: list[tuple[nn.Module, Any]] = []
 
-    way_out: By default `fit_layer` finds one.
+    def enter(layer: nn.Module, inputs: Any) -> None:
+        running.append((layer, inputs))
 
-    An error in the user's code may be a bug, and is raised as it is.
-    """
+    def leave(layer: nn.Module, inputs: Any, outputs: Any) -> None:
+        running.pop()
+
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave),
+    )
     try:
         yield
-    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        layers = []
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            layer = frame.f_locals.get("self")
-            if isinstance(layer, nn.Module):
-                layers.append(layer)
-                values, file = frame.f_locals.values(), frame.f_code.co_filename
-        if module not in layers or is_users(file):
-            raise
-        # parameters have another type
-        given = [x for x in values if type(x) is Tensor]
-        of_device = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
-        if of_device or not (given or way_out):
-            raise
-        layer = layers[-1]
-        texts = [f"{x.dtype} {tuple(x.shape)}" for x in given]
-        raise UserError(
-            f"{problem}: {type(layer).__name__}({layer.extra_repr()}) got "
-            f"{', '.join(texts)}: {first_line(error)}",
-            way_out or fit_layer(layer, given[0]),
-            2,
-        ) from error
-
-
-def fit_layer(layer: Any, inputs: Tensor) -> str:
-    """Return what to do about a layer that cannot take its inputs."""
-    size = getattr(layer, "in_features", getattr(layer, "in_channels", 0))
-    if size and inputs.dtype != torch.float32:
-        return "let `normalize` return float32, such as to_float(inputs, mean, std)"
-    if inputs[0].numel() == size:
-        return "flatten each sample before this layer: x.flatten(1)"
-    if inputs.shape[-1] == size:
-        return "channels come first: give images (N, C, H, W), see torch.permute"
-    return (
-        "change the size of this layer, in the code or by an argument of --model.net, "
-        "or what comes before it; --try_network false leaves this check out"
-    )
+    except Exception as error:
+        if running:
+            layer, inputs = running[-1]
+            given = [f"{x.dtype} {tuple(x.shape)}" for x in tensors_in(inputs)]
+            name = f"{type(layer).__name__}({layer.extra_repr()})"
+            error.add_note(f"{name} got {', '.join(given)}")
+        raise
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def check_combinations(model: LightningModule, trainer: Any) -> None:
@@ -447,20 +387,24 @@ def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> An
     name: The class of the data.
     precision: The Trainer's flag as text.
 
-    Raise UserError if a layer cannot take what it gets. An error in the user's code is
-    raised as it is.
+    Raise UserError if there are none. An error gets notes with the samples and the
+    layer.
     """
     training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
-    problem = f"{type(net).__name__} cannot take the samples {tuple(inputs.shape[1:])}"
+    shape = tuple(inputs.shape[1:])
+    note = f"{type(net).__name__} was tried with samples {shape} of {name}"
     with (
-        short_misfits(net, f"{problem} of {name}"),
+        noted(f"{note}; --try_network false leaves this out"),
+        noted_layer(),
         torch.autocast(inputs.device.type, dtype, enabled=precision in MIXED),
         isolate_rng(include_cuda=inputs.is_cuda),  # a lazy layer draws its weights
         # where kernels of Triton are launched
         torch.accelerator.device_index(inputs.device.index),
     ):
         outputs = net.eval()(for_network(inputs, net))
+    if outputs is None:
+        raise UserError(f"{type(net).__name__}.forward returns nothing", status=2)
     for module in training_modules:  # frozen modules stay in eval mode
         module.training = True
     return outputs
