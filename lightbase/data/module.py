@@ -23,23 +23,15 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, say
 from lightbase.config.paths import PROJECT
-from lightbase.data.batches import (
-    Batch,
+from lightbase.data.images import read_image
+from lightbase.data.loader import (
     DatasetSamples,
-    EpochBatchSampler,
     ResumableLoader,
     Samples,
     TensorBatches,
-    as_tensors,
-    convert_types,
-    inputs_of,
-    seeded_order,
     share_from_worker,
-    targets_of,
-    tensors_in,
-    with_parts,
 )
-from lightbase.data.images import read_image
+from lightbase.data.sampler import EpochBatchSampler, seeded_order
 from lightbase.data.splits import (
     Fold,
     as_groups,
@@ -50,6 +42,15 @@ from lightbase.data.splits import (
     fold_of_flags,
     hash_of,
     part_indices,
+)
+from lightbase.data.tensors import (
+    Batch,
+    as_tensors,
+    convert_types,
+    inputs_of,
+    targets_of,
+    tensors_in,
+    with_parts,
 )
 
 SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")

@@ -17,14 +17,9 @@ import torch
 from torch import Tensor
 
 from lightbase.config.errors import UserError, first_line
-from lightbase.data.batches import (
-    DatasetSamples,
-    Samples,
-    TensorBatches,
-    seeded_order,
-    spread,
-    tensors_in,
-)
+from lightbase.data.loader import DatasetSamples, Samples, TensorBatches
+from lightbase.data.sampler import seeded_order
+from lightbase.data.tensors import spread, tensors_in
 
 NUM_DRAWS = 50
 """How often a number of groups is drawn: more draws hardly come nearer to a share."""

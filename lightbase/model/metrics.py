@@ -18,7 +18,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lightbase.config.errors import UserError, first_line
-from lightbase.data.batches import map_tensors, tensors_in, to_host
+from lightbase.data.tensors import map_tensors, tensors_in, to_host
 
 Metrics = dict[str, Metric | None] | MetricCollection
 

@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from lightbase.compat import newest_batch
 from lightbase.config.errors import UserError, say
-from lightbase.data.batches import inputs_of, map_tensors, plain_numbers
+from lightbase.data.tensors import inputs_of, map_tensors, plain_numbers
 from lightbase.model.curves import Curves, Stage
 from lightbase.model.metrics import Metrics, collection, counted_loss
 from lightbase.model.optim import (

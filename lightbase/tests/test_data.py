@@ -8,7 +8,7 @@ from paths import argv, fails
 from torch.utils.data import Dataset
 
 from lightbase.config.errors import UserError
-from lightbase.data.batches import TensorBatches
+from lightbase.data.loader import TensorBatches
 from lightbase.data.module import BaseDataModule
 
 

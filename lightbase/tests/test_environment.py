@@ -17,7 +17,7 @@ from lightning import Callback
 from paths import HERE, TINY, Train, fails
 from torch.utils.data import DataLoader, Dataset
 
-from lightbase.data.batches import print_worker_error, share_from_worker
+from lightbase.data.loader import print_worker_error, share_from_worker
 
 
 def run(root: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:

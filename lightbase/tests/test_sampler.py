@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from lightbase.data.batches import EpochBatchSampler
+from lightbase.data.sampler import EpochBatchSampler
 
 
 def batches(

@@ -10,7 +10,7 @@ from attached import attach
 from given import Given
 from small import Points
 
-from lightbase.data.batches import DatasetSamples
+from lightbase.data.loader import DatasetSamples
 from lightbase.data.module import as_samples
 
 

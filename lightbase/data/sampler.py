@@ -1,0 +1,117 @@
+"""The order of the samples: `EpochBatchSampler` chooses the indices of each batch."""
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler, SequentialSampler
+
+
+def seeded_order(num: int, seed: int) -> Tensor:
+    """Return the numbers from 0 to num - 1, int64, in an order that depends only on the
+    seed. The CPU makes it, so it is the same with and without a GPU."""
+    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+
+
+class Indices(list[int]):
+    """The indices of the samples in a batch. `seed` is the seed of the random
+    transforms of this batch, in [0, 2**63)."""
+
+    seed: int
+
+
+@dataclass(eq=False)
+class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
+    """Yields the indices of each batch of this process.
+
+    With `shuffle` the order of the samples depends only on `seed` and the epoch.
+    Without it the order and the seeds of the batches are the same in every epoch.
+
+    Rank r gets the samples r, r + num_ranks, r + 2 num_ranks, ... of the order. So
+    batch i of all ranks together has the same samples as batch i of one process with
+    `num_ranks` times the batch size. No sample comes twice in an epoch, unlike with
+    torch's DistributedSampler, which repeats some to make the ranks equal.
+
+    With `weights` the order consists of draws with replacement. Everything else stays:
+    the number of batches, and the ranks' shares of one order.
+
+    The base classes have no function here. Without them Lightning would replace this
+    sampler: by a DistributedSampler, and for `overfit_batches` by a SequentialSampler.
+
+    Args:
+        num_samples: The number of all samples, at least `num_ranks`.
+        batch_size: Samples in a batch, on each rank.
+        shuffle: Whether every epoch has a new order.
+        even: Give all ranks the same number of samples. Up to num_ranks - 1 samples
+            are left out.
+        drop_last: Make full batches only, and the same number on all ranks.
+        seed: The seed of the orders and of the random transforms.
+        rank: The rank of this process, in [0, num_ranks).
+        num_ranks: The number of processes.
+        batches_at_once: Yield the indices of this number of batches as one list.
+            `len()` and `first_batch` still count batches.
+        weights: Draw the samples with replacement, by these weights, float64
+            (num_samples,), at least 0 and not all 0. Without `shuffle` every epoch has
+            the same draws.
+    """
+
+    num_samples: int
+    batch_size: int
+    _: KW_ONLY
+    shuffle: bool = False
+    even: bool = False
+    drop_last: bool = False
+    seed: int = 0
+    rank: int = 0
+    num_ranks: int = 1
+    batches_at_once: int = 1
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.num_on_rank = len(range(self.rank, self.num_samples, self.num_ranks))
+        if self.even or self.drop_last:
+            self.num_on_rank = self.num_samples // self.num_ranks
+        if self.drop_last:
+            self.num_on_rank -= self.num_on_rank % self.batch_size
+        self.epoch = 0
+        # where the next pass begins; above 0 if a run resumes within an epoch
+        self.first_batch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass. Lightning calls this before each epoch."""
+        if epoch != self.epoch:
+            # `first_batch` is for the earlier epoch. Lightning does not continue that
+            # epoch, for example because `limit_train_batches` had ended it.
+            self.first_batch = 0
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches in a whole epoch, on this rank."""
+        return -(-self.num_on_rank // self.batch_size)  # rounded up
+
+    def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]
+        """Yield the indices of the batches of an epoch, from `first_batch` on. The pass
+        after it begins at batch 0 again."""
+        first_batch = self.first_batch
+        self.first_batch = 0
+        epoch = 0  # without shuffle, all epochs have the same seeds
+        if self.shuffle:
+            epoch = self.epoch
+        seed = (self.seed * 1_000_003 + epoch) % 2**63
+        order = torch.arange(self.num_samples)
+        if self.weights is not None:
+            generator = torch.Generator().manual_seed(seed)
+            order = self.weights.multinomial(len(order), True, generator=generator)
+        elif self.shuffle:
+            order = seeded_order(self.num_samples, seed)
+        # a view would keep the order of all ranks in memory
+        order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
+        num_at_once = self.batches_at_once * self.batch_size
+        for i in range(first_batch, len(self), self.batches_at_once):
+            indices = Indices(order[i * self.batch_size :][:num_at_once].tolist())
+            sequence = np.random.SeedSequence((self.seed, epoch, self.rank, i))
+            indices.seed = int(sequence.generate_state(1, "uint64")[0]) % 2**63
+            yield indices
