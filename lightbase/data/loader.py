@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +23,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lightbase.config.errors import say
 from lightbase.data.sampler import EpochBatchSampler, Indices
 from lightbase.data.tensors import (
     Batch,
@@ -55,6 +55,7 @@ class TensorBatches(Dataset[Batch]):
     keeps_float64: bool = False
 
     def __post_init__(self) -> None:
+        self.on_gpu: TensorBatches | None = None
         tensors = tensors_in(self.all_values)
         self.device = tensors[0].device
         self.num_values = len(tensors[0])
@@ -98,13 +99,21 @@ class TensorBatches(Dataset[Batch]):
             index = self.index[index]
         return replace(self, index=index)
 
-    def batches_at_once(self, batch_size: int) -> int:
-        """Return how many batches one call of __getitems__ should read. Each call has a
-        fixed cost, so several small batches are read together: at most
-        MAX_BATCHES_AT_ONCE, and not more than MAX_BYTES_AT_ONCE, which fit into the
-        cache of the CPU. docs/performance.md has the measurements."""
-        num_fitting = int(MAX_BYTES_AT_ONCE / (batch_size * self.sample_bytes))
-        return max(1, min(MAX_BATCHES_AT_ONCE, num_fitting))
+    def resident(self, device: torch.device, wanted: bool | None) -> "TensorBatches":
+        """Return a copy of the samples on a GPU, the same one in each call, or the
+        samples themselves if they are not to be kept there.
+
+        Args:
+            wanted: See the argument `resident` of `BaseDataModule`.
+        """
+        if self.on_gpu is None:
+            if wanted is None:
+                free_bytes, _ = torch.cuda.mem_get_info(device)
+                wanted = 4 * len(self) * self.sample_bytes <= free_bytes
+            if not wanted:
+                return self
+            self.on_gpu = self.to(device)
+        return self.on_gpu
 
     def to(self, device: torch.device) -> "TensorBatches":
         """Return a copy of the samples on this device."""
@@ -146,12 +155,11 @@ class DatasetSamples(Dataset[Any]):
             torch.default_generator.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            if isinstance(self.dataset, TensorBatches):
-                samples = [self.dataset[index] for index in indices]
+            is_tensors = isinstance(self.dataset, TensorBatches)
+            if hasattr(self.dataset, "__getitems__") and not is_tensors:
+                samples = self.dataset.__getitems__(indices)
             else:
-                # a Subset reads all at once if the Dataset has __getitems__
-                everything = Subset(self.dataset, range(len(self.dataset)))
-                samples = everything.__getitems__(indices)
+                samples = [self.dataset[index] for index in indices]
             if self.collate is None:
                 return samples
             return convert_types(self.collate(samples))
@@ -187,8 +195,6 @@ class ResumableLoader(DataLoader[Any]):
     dataset: Samples
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in this epoch, also before a resume
-    facts: dict[str, Any] | None = None  # of the Dataset in the first pass
-    has_said = False  # that they have changed since
 
     def __init__(
         self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
@@ -207,44 +213,32 @@ class ResumableLoader(DataLoader[Any]):
 
     # torch's annotation names its iterator class
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """Yield the batches of an epoch, or the rest of it after a resume. Print a line
-        if the Dataset has changed in a way that this loader does not see."""
-        facts = self.facts_of_dataset()
-        self.facts = self.facts or facts
-        changed = dict(facts.items() - self.facts.items())
-        if changed and not self.has_said:
-            say(
-                f"Data: {', '.join(sorted(changed))} of the Dataset has changed, and "
-                "its loader does not see it: "
-                "--trainer.reload_dataloaders_every_n_epochs 1 makes a new one each "
-                "epoch; a set that was divided keeps its length"
-            )
-            self.has_said = True
+        """Yield the batches of an epoch, or the rest of it after a resume."""
         self.num_batches = self.batch_sampler.first_batch
-        for fetched in super().__iter__():
-            if self.batch_sampler.batches_at_once == 1:
-                self.num_batches += 1
-                yield fetched
-                continue
-            # one call of __getitems__ has read several batches
-            size = self.batch_sampler.batch_size
-            for i in range(0, len(tensors_in(fetched)[0]), size):
-                self.num_batches += 1
-                yield map_tensors(itemgetter(slice(i, i + size)), fetched)
+        if isinstance(self.dataset, TensorBatches) and not self.num_workers:
+            batches = self._read_tensors(self.dataset)
+        else:
+            batches = super().__iter__()
+        for batch in batches:
+            self.num_batches += 1
+            yield batch
 
-    def facts_of_dataset(self) -> dict[str, Any]:
-        """Return what this loader reads only once of the Dataset: its length, and if
-        workers keep copies of the Dataset, also its attributes that are numbers or
-        texts."""
-        dataset: Any = self.dataset
-        while isinstance(dataset, DatasetSamples | Subset):
-            dataset = dataset.dataset
-        facts: dict[str, Any] = {"the length": len(dataset)}
-        if self.persistent_workers:
-            for name, value in getattr(dataset, "__dict__", {}).items():
-                if isinstance(value, int | float | str):
-                    facts[name] = value
-        return facts
+    def _read_tensors(self, samples: TensorBatches) -> Iterator[Batch]:
+        """Yield the batches. Each read has a fixed cost, so several small batches are
+        read together: at most MAX_BATCHES_AT_ONCE, and not more than MAX_BYTES_AT_ONCE,
+        which fit into the cache of the CPU. docs/performance.md has the measurements.
+        """
+        size = self.batch_sampler.batch_size
+        num_fitting = int(MAX_BYTES_AT_ONCE / (size * samples.sample_bytes))
+        num_at_once = max(1, min(MAX_BATCHES_AT_ONCE, num_fitting))
+        waiting = iter(self.batch_sampler)
+        while chunk := [*islice(waiting, num_at_once)]:
+            rows = samples.__getitems__([*chain.from_iterable(chunk)])
+            if self.pin_memory and torch.cuda.is_available():
+                rows = map_tensors(Tensor.pin_memory, rows)
+            for i in range(len(chunk)):
+                part = slice(i * size, (i + 1) * size)
+                yield map_tensors(itemgetter(part), rows)
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and the number of its batches that have been yielded."""
@@ -262,6 +256,38 @@ class ResumableLoader(DataLoader[Any]):
             self.batch_sampler.first_batch = first_batch
 
 
+def make_loader(
+    samples: Samples,
+    sampler: EpochBatchSampler,
+    device: torch.device,
+    num_workers: int = 0,
+    resident: bool | None = None,
+    pin_memory: bool | None = None,
+    persistent_workers: bool = True,
+) -> ResumableLoader:
+    """Return the loader of a split.
+
+    Args:
+        device: The device of the training.
+        num_workers, resident, pin_memory, persistent_workers: See `BaseDataModule`.
+    """
+    is_cuda = device.type == "cuda"
+    if pin_memory is None:
+        pin_memory = is_cuda
+    if is_cuda and not num_workers and isinstance(samples, TensorBatches):
+        samples = samples.resident(device, resident)
+        # torch pins CPU memory only
+        pin_memory = pin_memory and samples.device.type == "cpu"
+    return ResumableLoader(
+        samples,
+        sampler,
+        collate_fn=share_from_worker,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=persistent_workers and num_workers > 0,
+    )
+
+
 def share_from_worker(batch: Any) -> Any:
     """Return the batch unchanged. This is the `collate_fn` of loaders, because the
     samples already are a batch.
@@ -271,19 +297,8 @@ def share_from_worker(batch: Any) -> Any:
     later, in a thread: it would lose the batch, and the training would wait for ever.
     """
     if torch.utils.data.get_worker_info():
-        sys.excepthook = print_worker_error
         map_tensors(Tensor.share_memory_, batch)
     return batch
-
-
-def print_worker_error(kind: type[BaseException], error: Any, traceback: Any) -> None:
-    """Print an error of the thread that hands over the tensors of a worker process.
-
-    Nothing is printed if the connection is lost: then the training was killed, and
-    torch ends its workers after some seconds.
-    """
-    if not issubclass(kind, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, traceback)
 
 
 def end_by_parent_only(_: int) -> None:

@@ -29,6 +29,7 @@ from lightbase.data.loader import (
     ResumableLoader,
     Samples,
     TensorBatches,
+    make_loader,
     share_from_worker,
 )
 from lightbase.data.sampler import EpochBatchSampler, seeded_order
@@ -166,8 +167,6 @@ class BaseDataModule(LightningDataModule):
         # {split: fingerprint of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
         self.saved_fingerprints: dict[str, str] = {}
-        # {samples in CPU memory: their copy on the GPU}
-        self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
     @property
     def num_classes(self) -> int | None:
@@ -555,45 +554,16 @@ class BaseDataModule(LightningDataModule):
             order: Options of the EpochBatchSampler.
         """
         trainer = self.trainer or ALONE
-        sampler = EpochBatchSampler(
-            len(samples),
-            batch_size,
-            rank=trainer.global_rank,
-            num_ranks=trainer.world_size,
-            **order,
-        )
-        pins = self.pin_memory
-        device = trainer.strategy.root_device
-        if pins is None:
-            pins = device.type == "cuda"
-        if isinstance(samples, TensorBatches):
-            samples = self._resident(samples, device)
-            if samples.device.type != "cpu":  # torch pins CPU memory only
-                pins = False
-            if not self.num_workers:
-                sampler.batches_at_once = samples.batches_at_once(batch_size)
-        return ResumableLoader(
+        ranks = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
+        return make_loader(
             samples,
-            sampler,
-            collate_fn=share_from_worker,
+            EpochBatchSampler(len(samples), batch_size, **ranks, **order),
+            trainer.strategy.root_device,
             num_workers=self.num_workers,
-            pin_memory=pins,
-            persistent_workers=self.persistent_workers and self.num_workers > 0,
+            resident=self.resident,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.persistent_workers,
         )
-
-    def _resident(self, samples: TensorBatches, device: torch.device) -> TensorBatches:
-        """Return a copy of the samples on the GPU, or the samples themselves if they
-        are not to be kept there: see the argument `resident`. If two splits are the
-        same object, such as val and test, they share one copy."""
-        if device.type != "cuda" or self.num_workers or self.resident is False:
-            return samples
-        if samples not in self.on_gpu:
-            free_bytes, _ = torch.cuda.mem_get_info(device)
-            is_large = 4 * len(samples) * samples.sample_bytes > free_bytes
-            if is_large and not self.resident:
-                return samples
-            self.on_gpu[samples] = samples.to(device)
-        return self.on_gpu[samples]
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Apply `transform_batch`. Lightning calls this after it has moved a batch to
@@ -606,12 +576,8 @@ class BaseDataModule(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        samples: dict[str, Any] = {
-            "splits": {},
-            "split_groups": {},
-            "training_samples": None,
-        }
-        return {**vars(self), "trainer": None, "on_gpu": {}, **samples}
+        samples: dict[str, Any] = {"splits": {}, "split_groups": {}}
+        return {**vars(self), **samples, "training_samples": None, "trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint: the seed of the order, the classes, the

@@ -17,10 +17,18 @@ def seeded_order(num: int, seed: int) -> Tensor:
 
 
 class Indices(list[int]):
-    """The indices of the samples in a batch. `seed` is the seed of the random
-    transforms of this batch, in [0, 2**63)."""
+    """The indices of the samples in a batch.
 
-    seed: int
+    key: The seed of the run, the epoch, the rank and the number of the batch.
+    """
+
+    key: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the random transforms of this batch, in [0, 2**63)."""
+        sequence = np.random.SeedSequence(self.key)
+        return int(sequence.generate_state(1, "uint64")[0]) % 2**63
 
 
 @dataclass(eq=False)
@@ -38,8 +46,9 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     With `weights` the order consists of draws with replacement. Everything else stays:
     the number of batches, and the ranks' shares of one order.
 
-    The base classes have no function here. Without them Lightning would replace this
-    sampler: by a DistributedSampler, and for `overfit_batches` by a SequentialSampler.
+    Lightning looks at the base classes: it would otherwise replace this sampler, by a
+    DistributedSampler, or for `overfit_batches` by a SequentialSampler. The Trainer's
+    flag `use_distributed_sampler` would also concern other loaders of the data.
 
     Args:
         num_samples: The number of all samples, at least `num_ranks`.
@@ -51,8 +60,6 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         seed: The seed of the orders and of the random transforms.
         rank: The rank of this process, in [0, num_ranks).
         num_ranks: The number of processes.
-        batches_at_once: Yield the indices of this number of batches as one list.
-            `len()` and `first_batch` still count batches.
         weights: Draw the samples with replacement, by these weights, float64
             (num_samples,), at least 0 and not all 0. Without `shuffle` every epoch has
             the same draws.
@@ -67,7 +74,6 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     seed: int = 0
     rank: int = 0
     num_ranks: int = 1
-    batches_at_once: int = 1
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -109,9 +115,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
             order = seeded_order(self.num_samples, seed)
         # a view would keep the order of all ranks in memory
         order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
-        num_at_once = self.batches_at_once * self.batch_size
-        for i in range(first_batch, len(self), self.batches_at_once):
-            indices = Indices(order[i * self.batch_size :][:num_at_once].tolist())
-            sequence = np.random.SeedSequence((self.seed, epoch, self.rank, i))
-            indices.seed = int(sequence.generate_state(1, "uint64")[0]) % 2**63
+        for i in range(first_batch, len(self)):
+            indices = Indices(order[i * self.batch_size :][: self.batch_size].tolist())
+            indices.key = (self.seed, epoch, self.rank, i)
             yield indices

@@ -57,16 +57,6 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
 
 
-def test_several_batches_at_once_are_the_same_batches() -> None:
-    (single,) = batches(53, 5, shuffle=True, seed=1)
-    sampler = EpochBatchSampler(53, 5, shuffle=True, seed=1, batches_at_once=4)
-    assert [len(chunk) for chunk in sampler] == [20, 20, 13]
-    assert len(sampler) == 11
-    assert list(chain(*sampler)) == list(chain(*single))
-    sampler.first_batch = 6
-    assert list(chain(*sampler)) == list(chain(*single[6:]))
-
-
 def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:
     def seeds(epoch: int = 0, **options: Any) -> list[int]:
         of_ranks = batches(50, 5, epoch, **options)
