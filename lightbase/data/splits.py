@@ -181,6 +181,20 @@ def hash_of(index: Tensor) -> str:
     return hashlib.sha256(index.numpy().tobytes()).hexdigest()
 
 
+def changed_split(saved: dict[str, str], now: dict[str, str], stage: str) -> str:
+    """Return the name of a split that differs from the checkpoint, or "".
+
+    Args:
+        saved, now: {split: hash of its samples}. Only splits in both are compared.
+        stage: For "fit" the test set of the data may differ: no sample of it is
+            trained.
+    """
+    for split in saved.keys() & now.keys():
+        if saved[split] != now[split] and not (split == "test" and stage == "fit"):
+            return split
+    return ""
+
+
 def fingerprint(samples: Samples) -> str:
     """Return a hash that tells the samples of a set, and their order, from others. It
     is the same on any machine, and after the folder of the data has moved.
