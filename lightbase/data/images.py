@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from lightbase.config.errors import UserError, first_line
@@ -40,8 +40,6 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
     try:
         with Image.open(file, formats=FORMATS) as image:
             return to_tensor(image, shape)
-    except UnidentifiedImageError as error:
-        raise UserError("not an image, or cut short") from error
     except IMAGE_ERRORS as error:
         raise UserError(first_line(error)) from error
 

@@ -650,7 +650,6 @@ def as_samples(
         # Arrays that stay in their files are converted batch by batch.
         if not any(isinstance(part, np.memmap) for part in parts):
             values = convert_types(values, keeps_float64)
-            say_not_finite(values, name)
         # the numbers of samples in the tensors; 1 for a single number
         sizes = [x.shape[:1].numel() for x in tensors_in(values)]
         if len(set(sizes)) != 1:
@@ -669,27 +668,6 @@ def as_samples(
         "load returns arrays, or a Dataset with __len__ and __getitem__; "
         "else write a LightningDataModule",
     )
-
-
-def say_not_finite(values: Any, name: str) -> None:
-    """Print a line if arrays have NaN or infinite numbers. They are not refused, since
-    `normalize` may replace them.
-
-    Args:
-        values: Tensors (N, ...) in any structure.
-        name: The text with which the line begins.
-    """
-    for tensor in tensors_in(values):
-        # the sum takes no memory
-        if (
-            tensor.is_floating_point()
-            and not tensor.sum(dtype=torch.float64).isfinite()
-        ):
-            rows = (~tensor.isfinite()).nonzero()[:, 0].unique()
-            say(
-                f"Data: {name} has NaN or infinite numbers in {len(rows):,} samples, "
-                f"first in sample {rows[0]}"
-            )
 
 
 def check_targets(samples: Samples, num_classes: int, name: str) -> None:

@@ -22,6 +22,9 @@ from lightbase.data.tensors import map_tensors, tensors_in, to_host
 
 Metrics = dict[str, Metric | None] | MetricCollection
 
+Pairs = list[tuple[Any, Any]]
+"""Outputs and targets of batches."""
+
 WAY_OUT = (
     "does it fit the task? Metrics of classes take class numbers int64 (N,), such as "
     "argmax(1) of one-hot targets"
@@ -93,7 +96,7 @@ class Accumulator:
         """Empty the lists of batches that wait for `flush`."""
         self.values: list[Tensor] = []  # of the waiting batches, one after the other
         self.sizes: list[int] = []
-        self.pairs: list[tuple[Any, Any]] = []  # outputs and targets
+        self.pairs: Pairs = []
         self.num_waiting = 0  # numbers in the outputs
 
     def has_samples(self) -> bool:
@@ -136,39 +139,41 @@ class Accumulator:
         if not self.sizes:
             return
         values = torch.stack(self.values)
-        pairs: dict[bool, Any] = {}
-        if self.pairs:
-            pairs = {sees_batches(x): self.pairs for x in self.metrics.values()}
-        if False in pairs:
-            pairs[False] = concatenated(self.pairs)
+        joined = concatenated(self.pairs)
+        batches = []
+        if any(sees_batches(metric) for metric in self.metrics.values()):
+            batches = self.pairs
         if self.is_on_host:
-            values, pairs = to_host((values, pairs))
+            values, joined, batches = to_host((values, joined, batches))
         sums = sums_of(values.view(len(self.sizes), -1), self.sizes)
-        self.merge(self.names, sums, pairs)
+        self.merge(self.names, sums, joined, batches)
         if self.epoch:
-            self.epoch.merge(self.names, sums, pairs)
+            self.epoch.merge(self.names, sums, joined, batches)
         self._forget_waiting()
 
     def merge(
-        self, names: tuple[str, ...], sums: Tensor, pairs: dict[bool, Any]
+        self, names: tuple[str, ...], sums: Tensor, joined: Pairs, batches: Pairs
     ) -> None:
         """Add samples to the sums and the metrics. They move to the device of `sums`.
 
         names: The names of the values.
         sums: (names + 1,), in the same form as the attribute `sums`.
-        pairs: The outputs and targets of batches: {True: of each batch, False: of
-            several batches together}, for metrics that `sees_batches` tells apart.
+        joined: Outputs and targets of several batches together.
+        batches: Outputs and targets of each batch, for metrics that `sees_batches`.
         """
         self.names = names
         if self.sums is not None:
             sums = self.sums.to(sums) + sums
         self.sums = sums
         self.metrics.to(sums.device, non_blocking=sums.is_cuda)
-        if pairs:
+        if joined:
             self.has_metrics = True
         with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
             for name, metric in self.metrics.items():
-                for outputs, targets in pairs.get(sees_batches(metric), []):
+                pairs = joined
+                if sees_batches(metric):
+                    pairs = batches
+                for outputs, targets in pairs:
                     self.update(name, metric, outputs, targets)
 
     def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
@@ -281,7 +286,7 @@ class Accumulator:
         """
         if state["sums"] is None:
             return
-        self.merge(tuple(state["names"]), state["sums"], {})
+        self.merge(tuple(state["names"]), state["sums"], [], [])
         saved = state["metrics"]
         for name, metric in self.metrics.items():
             if name not in saved:
@@ -368,13 +373,15 @@ def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[
         raise UserError(line, way_out) from error
 
 
-def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def concatenated(pairs: Pairs) -> Pairs:
     """Return the pairs as one pair of tensors, so that each metric is updated once.
     Return them as they are if they are no tensors, or if the samples have several
     shapes.
 
-    pairs: The outputs and targets of at least one batch.
+    pairs: The outputs and targets of each batch.
     """
+    if not pairs:
+        return []
     outputs, targets = zip(*pairs, strict=True)
     try:
         return [(torch.cat(outputs), torch.cat(targets))]

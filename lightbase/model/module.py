@@ -140,25 +140,18 @@ class BaseModule(LightningModule):
         self.has_weights = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run, `make_trainer` places it
-        if compile_net is None:
-            if compile_mode is not None:
-                raise UserError(
-                    f"compile_mode {compile_mode} needs --model.compile_net inductor",
-                    status=2,
-                )
-        elif compile_net not in torch.compiler.list_backends(exclude_tags=()):
-            raise ValueError(
-                f"compile_net {compile_net!r} is no backend such as inductor"
+        if compile_mode is not None and compile_net is None:
+            raise UserError(
+                f"compile_mode {compile_mode} needs --model.compile_net inductor",
+                status=2,
             )
 
     @classmethod
-    def load_from_checkpoint(
+    def load_from_checkpoint(  # type: ignore[override]
         cls,
         checkpoint_path: Any,
         map_location: Any = None,
-        hparams_file: Any = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
+        strict: bool = True,
         trust: bool = False,
         **arguments: Any,
     ) -> Self:
@@ -173,21 +166,15 @@ class BaseModule(LightningModule):
         Raise UserError if the file is of another class, or cannot be used.
 
         map_location: The device of the module. By default it is the CPU.
-        hparams_file: It must be None. Lightning's method has this argument.
         strict: If False, the file may lack some tensors, which keep their initial
             values. It has an effect only with `arguments`.
-        weights_only: It must be None or True.
         trust: Build the module from the config of the file even if it is not yours.
         """
         from lightbase import load  # it imports this module
 
-        if hparams_file is not None or weights_only is False:
-            raise UserError(
-                "load_from_checkpoint reads weights only: give the arguments by name"
-            )
         if arguments:
             module = cls(**arguments)
-            load_weights(module, Path(checkpoint_path), is_complete=strict is not False)
+            load_weights(module, Path(checkpoint_path), is_complete=strict)
         else:
             loaded, _ = load(checkpoint_path, trust=trust)
             if not isinstance(loaded, cls):

@@ -62,10 +62,7 @@ def choose_monitor(
                 GIVE_VALIDATION,
                 2,
             )
-        text = f"best.ckpt is the last epoch ({reason})"
-        if config.monitor_mode:
-            text += f"; --monitor_mode {config.monitor_mode} has no effect"
-        say(text)
+        say(f"best.ckpt is the last epoch ({reason})")
         return None
     mode = config.monitor_mode or better(name, model)
     order = "lowest" if mode == "min" else "highest"
