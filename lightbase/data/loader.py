@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import itemgetter
@@ -21,11 +21,20 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
+from lightbase.config.errors import UserError
 from lightbase.data.sampler import EpochBatchSampler, Indices
 from lightbase.data.tensors import (
     Batch,
+    as_tensors,
     convert_types,
     map_tensors,
     rows_of,
@@ -178,6 +187,74 @@ class DatasetSamples(Dataset[Any]):
 
 
 Samples = TensorBatches | DatasetSamples
+
+
+def as_samples(
+    loaded: Any,
+    name: str,
+    collate: Callable[[list], Any] | None,
+    keeps_float64: bool = False,
+) -> Samples:
+    """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
+    and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
+    result, such as an IterableDataset, and for arrays that differ in length.
+
+    Args:
+        loaded: The result of `load`.
+        name: The text with which the message of the error begins.
+        collate: The `collate` of the user's class. None stands for torch's function.
+        keeps_float64: See `convert_types`.
+    """
+    if type(loaded) is TensorDataset:
+        loaded = loaded.tensors
+    if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
+        values = as_tensors(loaded)
+        parts = loaded if isinstance(loaded, tuple | list) else [loaded]
+        # Arrays that stay in their files are converted batch by batch.
+        if not any(isinstance(part, np.memmap) for part in parts):
+            values = convert_types(values, keeps_float64)
+        # the numbers of samples in the tensors; 1 for a single number
+        sizes = [x.shape[:1].numel() for x in tensors_in(values)]
+        if len(set(sizes)) != 1:
+            raise UserError(
+                f"{name} has arrays of {str(sizes)[:40]} samples: they must be equally "
+                "long",
+                "return as many of each, or put a list of samples into a Dataset",
+            )
+        samples = TensorBatches(values, keeps_float64=keeps_float64)
+        if collate:
+            return DatasetSamples(samples, collate)
+        return samples
+    is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
+    if is_map and not isinstance(loaded, str | bytes | IterableDataset):
+        return DatasetSamples(loaded, collate or default_collate)
+    raise UserError(
+        f"{name} is a {type(loaded).__name__}:",
+        "load returns arrays, or a Dataset with __len__ and __getitem__; "
+        "else write a LightningDataModule",
+    )
+
+
+def check_targets(samples: Samples, num_classes: int, name: str) -> None:
+    """Raise UserError if targets (N,) are not class numbers. Of a Dataset only the
+    first sample is read.
+
+    Args:
+        name: The text with which the message begins.
+    """
+    targets = targets_of(samples.__getitems__([0]))
+    if not isinstance(targets, Tensor) or targets.dim() != 1:
+        return
+    if isinstance(samples, TensorBatches):
+        targets = samples.targets
+    first, last = targets.aminmax()
+    if targets.is_floating_point() or first < 0 or last >= num_classes:
+        raise UserError(
+            f"{name} has {targets.dtype} targets from {first} to {last}, not int64 "
+            f"from 0 to {num_classes - 1}",
+            "target i stands for classes[i]: return such numbers from load, or leave "
+            "`classes` empty if the targets are not classes",
+        )
 
 
 class ResumableLoader(DataLoader[Any]):

@@ -1,34 +1,33 @@
 """The base class of data modules: loading, splits, loaders, and the transforms of
 batches on their device.
 
-Read `BaseDataModule` from `load` to `transform_batch` first: a data set overrides these
-methods. The methods below them are called by Lightning. The functions at the end of the
-file check the values that `load` returns.
+A data set overrides the methods of `BaseDataModule` from `load` to `transform_batch`:
+read them first. `setup` and the three loaders, which Lightning calls, come next. Then
+follow the methods that load and divide the samples, and the state in a checkpoint.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, say
 from lightbase.config.paths import PROJECT
 from lightbase.data.images import read_image
 from lightbase.data.loader import (
-    DatasetSamples,
     ResumableLoader,
     Samples,
-    TensorBatches,
+    as_samples,
+    check_targets,
     make_loader,
     share_from_worker,
 )
@@ -36,7 +35,7 @@ from lightbase.data.sampler import EpochBatchSampler, seeded_order
 from lightbase.data.splits import (
     Fold,
     as_groups,
-    changed_split,
+    check_unchanged,
     class_numbers,
     divide,
     fingerprint,
@@ -44,14 +43,11 @@ from lightbase.data.splits import (
     fold_of_flags,
     hash_of,
     part_indices,
+    split_labels,
 )
 from lightbase.data.tensors import (
     Batch,
-    as_tensors,
-    convert_types,
     inputs_of,
-    targets_of,
-    tensors_in,
     with_parts,
 )
 
@@ -275,20 +271,12 @@ class BaseDataModule(LightningDataModule):
             # the seed of the run, or a random number if the run has no seed
             seed = torch.initial_seed() % 2**63
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
-        changed = changed_split(self.saved_fingerprints, self.fingerprints, stage)
-        if not changed:
-            return
-        problem = (
-            f"{type(self).__name__} has other {changed} samples than in the training, "
-            "or in another order: the data or a package has changed"
+        check_unchanged(
+            type(self).__name__,
+            self.saved_fingerprints,
+            self.fingerprints,
+            trains=stage == "fit",
         )
-        if stage == "fit":
-            raise UserError(
-                problem,
-                "restore the data, and the versions in environment.txt, or start a new "
-                "run without --ckpt_path",
-            )
-        say(f"Warning: {problem}. The training may have had samples of this split")
 
     def train_dataloader(self) -> DataLoader:
         """Return the loader of the training samples. Their order is new in each epoch,
@@ -430,7 +418,10 @@ class BaseDataModule(LightningDataModule):
         the validation samples, if the data has no validation set. The rest is for the
         training."""
         samples = self._load_split("train")
-        classes, groups = self._load_labels(samples)
+        groups = None
+        if self.val_split == "grouped":
+            groups = as_groups(self.groups("train"), len(samples), type(self).__name__)
+        classes, groups = split_labels(samples, self.val_split, groups)
         left = torch.arange(len(samples))  # positions that no split has taken yet
         if self.fold:
             chosen = fold_indices(self.val_split, self.fold, classes, groups)
@@ -476,7 +467,7 @@ class BaseDataModule(LightningDataModule):
         transforms of training, if `load` takes the argument `training`. Raise UserError
         for another number of samples or weights."""
         training_samples = samples
-        if takes_training(self.load):
+        if self._takes_training():
             training_samples = self._load_split("train", training=True)
         if len(training_samples) != len(samples):
             raise UserError(
@@ -501,24 +492,9 @@ class BaseDataModule(LightningDataModule):
                 )
             self.train_weights = weights[left]
 
-    def _load_labels(self, samples: Samples) -> tuple[Tensor, Any]:
-        """Return the labels by which the training set is divided: the class number of
-        each sample, int64 (N,), and its group, an array (N,). Unknown ones are zeros.
-        Raise UserError if val_split needs unknown labels."""
-        num = len(samples)
-        classes = class_numbers(samples)
-        groups: Any = np.zeros(num)
-        if self.val_split == "grouped":
-            groups = as_groups(self.groups("train"), num, type(self).__name__)
-        if self.val_split == "stratified" and classes is None:
-            raise UserError(
-                "data.val_split stratified: the classes of the samples are unknown",
-                "they are int64 targets (N,), or the attribute `targets` of a Dataset",
-                2,
-            )
-        if classes is None:
-            classes = torch.zeros(num, dtype=torch.int64)
-        return classes, groups
+    def _takes_training(self) -> bool:
+        """Return whether `load` has the argument `training`."""
+        return "training" in inspect.signature(self.load).parameters
 
     def _load_test(self) -> None:
         """Load the test set, unless it is loaded already or the data has none."""
@@ -534,7 +510,7 @@ class BaseDataModule(LightningDataModule):
             training: The argument for `load`, if it takes one.
         """
         name = f"the {split} set of {type(self).__name__}"
-        if takes_training(self.load):
+        if self._takes_training():
             loaded = self.load(split, training=training)  # type: ignore[call-arg]
         else:
             loaded = self.load(split)
@@ -624,74 +600,3 @@ class BaseDataModule(LightningDataModule):
         raise UserError(
             f"lightbase.load({str(checkpoint_path)!r}) gives the module and its data"
         )
-
-
-def as_samples(
-    loaded: Any,
-    name: str,
-    collate: Callable[[list], Any] | None,
-    keeps_float64: bool = False,
-) -> Samples:
-    """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
-    and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
-    result, such as an IterableDataset, and for arrays that differ in length.
-
-    Args:
-        loaded: The result of `load`.
-        name: The text with which the message of the error begins.
-        collate: The `collate` of the user's class. None stands for torch's function.
-        keeps_float64: See `convert_types`.
-    """
-    if type(loaded) is TensorDataset:
-        loaded = loaded.tensors
-    if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
-        values = as_tensors(loaded)
-        parts = loaded if isinstance(loaded, tuple | list) else [loaded]
-        # Arrays that stay in their files are converted batch by batch.
-        if not any(isinstance(part, np.memmap) for part in parts):
-            values = convert_types(values, keeps_float64)
-        # the numbers of samples in the tensors; 1 for a single number
-        sizes = [x.shape[:1].numel() for x in tensors_in(values)]
-        if len(set(sizes)) != 1:
-            raise UserError(
-                f"{name} has arrays of {str(sizes)[:40]} samples: they must be equally "
-                "long",
-                "return as many of each, or put a list of samples into a Dataset",
-            )
-        samples = TensorBatches(values, keeps_float64=keeps_float64)
-        return DatasetSamples(samples, collate) if collate else samples
-    is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
-    if is_map and not isinstance(loaded, str | bytes | IterableDataset):
-        return DatasetSamples(loaded, collate or default_collate)
-    raise UserError(
-        f"{name} is a {type(loaded).__name__}:",
-        "load returns arrays, or a Dataset with __len__ and __getitem__; "
-        "else write a LightningDataModule",
-    )
-
-
-def check_targets(samples: Samples, num_classes: int, name: str) -> None:
-    """Raise UserError if targets (N,) are not class numbers. Of a Dataset only the
-    first sample is read.
-
-    Args:
-        name: The text with which the message begins.
-    """
-    targets = targets_of(samples.__getitems__([0]))
-    if not isinstance(targets, Tensor) or targets.dim() != 1:
-        return
-    if isinstance(samples, TensorBatches):
-        targets = samples.targets
-    first, last = targets.aminmax()
-    if targets.is_floating_point() or first < 0 or last >= num_classes:
-        raise UserError(
-            f"{name} has {targets.dtype} targets from {first} to {last}, not int64 "
-            f"from 0 to {num_classes - 1}",
-            "target i stands for classes[i]: return such numbers from load, or leave "
-            "`classes` empty if the targets are not classes",
-        )
-
-
-def takes_training(load: Any) -> bool:
-    """Return whether a method `load` has the argument `training`."""
-    return "training" in inspect.signature(load).parameters

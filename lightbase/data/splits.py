@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightbase.config.errors import UserError, first_line
+from lightbase.config.errors import UserError, first_line, say
 from lightbase.data.loader import DatasetSamples, Samples, TensorBatches
 from lightbase.data.sampler import seeded_order
 from lightbase.data.tensors import spread, tensors_in
@@ -157,6 +157,30 @@ def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Ten
         ) from error
 
 
+def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tensor, Any]:
+    """Return the labels by which samples are divided: class numbers, int64 (N,), and
+    the numbers of groups, an array (N,). Unknown labels become zeros. Raise UserError
+    if the classes are unknown for the kind "stratified".
+
+    Args:
+        kind: The flag data.val_split.
+        groups: The numbers of the groups, or None if they are unknown.
+    """
+    num = len(samples)
+    classes = class_numbers(samples)
+    if classes is None:
+        if kind == "stratified":
+            raise UserError(
+                "data.val_split stratified: the classes of the samples are unknown",
+                "they are int64 targets (N,), or the attribute `targets` of a Dataset",
+                2,
+            )
+        classes = torch.zeros(num, dtype=torch.int64)
+    if groups is None:
+        groups = np.zeros(num)
+    return classes, groups
+
+
 def as_groups(labels: Any, num: int, name: str) -> Any:
     """Return a number for the group of each sample, int64 (num,).
 
@@ -181,18 +205,34 @@ def hash_of(index: Tensor) -> str:
     return hashlib.sha256(index.numpy().tobytes()).hexdigest()
 
 
-def changed_split(saved: dict[str, str], now: dict[str, str], stage: str) -> str:
-    """Return the name of a split that differs from the checkpoint, or "".
+def check_unchanged(
+    name: str, saved: dict[str, str], now: dict[str, str], trains: bool
+) -> None:
+    """Raise UserError if a split differs from the checkpoint. If no training follows,
+    print a line instead.
 
     Args:
+        name: The class of the data module, for the message.
         saved, now: {split: hash of its samples}. Only splits in both are compared.
-        stage: For "fit" the test set of the data may differ: no sample of it is
-            trained.
+        trains: Whether a training follows. Then the test set of the data may differ,
+            since no sample of it is trained.
     """
-    for split in saved.keys() & now.keys():
-        if saved[split] != now[split] and not (split == "test" and stage == "fit"):
-            return split
-    return ""
+    changed = [split for split in saved if now.get(split, saved[split]) != saved[split]]
+    if trains and "test" in changed:
+        changed.remove("test")
+    if not changed:
+        return
+    problem = (
+        f"{name} has other {changed[0]} samples than in the training, or in another "
+        "order: the data or a package has changed"
+    )
+    if trains:
+        raise UserError(
+            problem,
+            "restore the data, and the versions in environment.txt, or start a new run "
+            "without --ckpt_path",
+        )
+    say(f"Warning: {problem}. The training may have had samples of this split")
 
 
 def fingerprint(samples: Samples) -> str:
