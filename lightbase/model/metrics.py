@@ -177,27 +177,20 @@ class Accumulator:
                     self.update(name, metric, outputs, targets)
 
     def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
-        """Add a batch to a metric. Metrics of classes or masks need integers, so
-        targets of floating-point numbers are converted for them. `num_broken` counts
-        the targets that this changes, and those that are no class; `result` refuses
-        them.
+        """Add a batch to a metric. Metrics of classes or masks get their targets as
+        integers. `num_broken` counts the targets that are not class numbers; `result`
+        refuses them.
 
         Raise UserError if a metric of torchmetrics refuses its input. An error in
         another metric may be a bug, and is raised as it is.
         """
         labels = targets
-        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
-        if is_float and takes_labels(metric):
+        if isinstance(targets, Tensor) and takes_labels(metric):
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
-            self.num_broken = self.num_broken + (labels != targets).sum()
-            # One-hot targets: torchmetrics would take each 0 and 1 for a class. Outputs
-            # that are class numbers may have the shape of the targets.
-            is_multiclass = "Multiclass" in type(metric).__name__
-            if is_multiclass and outputs.is_floating_point():
-                self.num_broken += int(outputs.shape == targets.shape)
-        elif isinstance(targets, Tensor):
-            self.num_broken = self.num_broken + num_outside(metric, targets)
+            self.num_broken = self.num_broken + num_not_classes(
+                metric, outputs, targets
+            )
         problem = f"{name} cannot take outputs and targets"
         with short_metric_errors(metric, problem, outputs, targets):
             metric.update(outputs, labels)
@@ -314,17 +307,19 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([(values * weights).sum(0), num_samples])
 
 
-def num_outside(metric: Metric, targets: Tensor) -> Any:
-    """Return how many targets are neither classes of a metric nor ignored by it. It is
-    0 for a metric that checks its targets itself.
-
-    targets: Integers of any shape.
-    """
+def num_not_classes(metric: Metric, outputs: Tensor, targets: Tensor) -> Any:
+    """Return how many targets of a metric are not class numbers. A metric with
+    `validate_args` checks itself whether they are in its range."""
+    num = (targets.long() != targets).sum()
+    # One-hot targets: torchmetrics would take each 0 and 1 for a class. Outputs that
+    # are class numbers may have the shape of the targets.
+    if "Multiclass" in type(metric).__name__ and outputs.is_floating_point():
+        num = num + int(outputs.shape == targets.shape)
     options = vars(metric)
-    if options.get("validate_args", True) or not options.get("num_classes"):
-        return 0
-    is_outside = (targets < 0) | (targets >= options["num_classes"])
-    return (is_outside & (targets != options["ignore_index"])).sum()
+    if not options.get("validate_args", True) and options.get("num_classes"):
+        is_outside = (targets < 0) | (targets >= options["num_classes"])
+        num = num + (is_outside & (targets != options["ignore_index"])).sum()
+    return num
 
 
 def counted_loss(loss: Tensor, targets: Any, index: int | None) -> dict[str, Tensor]:
@@ -334,8 +329,7 @@ def counted_loss(loss: Tensor, targets: Any, index: int | None) -> dict[str, Ten
     loss: The mean over the targets that are not `index`, one number.
     targets: Only integers are counted.
     """
-    is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
-    if index is None or not is_integer:
+    if index is None or not isinstance(targets, Tensor) or targets.is_floating_point():
         return {"loss": loss}
     share = (targets != index).to(loss.dtype).mean().reshape(loss.shape)
     # the mean over no target is NaN

@@ -293,12 +293,11 @@ def grouped(
     names = [name for name, _ in rest]
     chosen = []
     for group, options in groups.items():
-        flag = f"model.parameter_groups.{group}"
         members = [x for name, x in rest if matches(group, name, x)]
         rest = [(name, x) for name, x in rest if not matches(group, name, x)]
         if not members:
             rule = "each parameter is in the first group that it matches"
-            raise no_such_name(f"{flag} ({rule})", group, names)
+            raise no_such_name(f"model.parameter_groups.{group} ({rule})", names)
         chosen.append({**options, "params": members, "name": group})
     if not rest:
         return chosen
@@ -322,19 +321,17 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
     return not is_lazy(part) and part.dim() == 1
 
 
-def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
-    """Return the error for a pattern that selects nothing. It proposes a similar name,
-    or lists the first four.
+def no_such_name(flag: str, names: list[str]) -> UserError:
+    """Return the error for a pattern that selects nothing.
 
     flag: The setting that holds the pattern, for the message.
     names: The names of all parameters.
     """
-    parts = [name.partition(".")[0] for name in names]
-    hint = did_you_mean(pattern, [*names, *parts])
-    if not hint:
-        hint = f"; some names: {', '.join(names[:4])}"
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
     return UserError(
-        f"{flag}: no parameter of the network has such a name{hint}", status=2
+        f"{flag}: no parameter of the network has such a name",
+        f"its parts are {', '.join(parts)[:200]}",
+        2,
     )
 
 

@@ -188,7 +188,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     for pattern in patterns:
         names = [name for name in named if matches(pattern, name, named[name])]
         if not names:
-            raise no_such_name(f"model.freeze {pattern}", pattern, [*named])
+            raise no_such_name(f"model.freeze {pattern}", [*named])
         for name in names:
             named[name].requires_grad_(False)
     parameters = {*named.values()}  # a shared one has several names

@@ -100,9 +100,9 @@ def test_names_are_beginnings_or_patterns(names, frozen, in_eval):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("stme", "did you mean stem?"),
+        ("stme", "its parts are stem, head"),
         ("*", "nothing would train"),
-        ("net", "some names"),
+        ("net", "its parts are stem, head"),
         ("norm", "no parameter of the network"),
     ],
 )
