@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightbase.config.errors import UserError, first_line, say
+from lightbase.config.errors import UserError, say
 from lightbase.data.loader import DatasetSamples, Samples, TensorBatches
 from lightbase.data.sampler import seeded_order
 from lightbase.data.tensors import spread, tensors_in
@@ -145,16 +145,9 @@ def part_indices(
 
 def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Tensor]:
     """Yield the positions of the samples in each part that a splitter of scikit-learn
-    makes, int64. Raise UserError if it cannot make them."""
-    try:
-        for _, part in splitter.split(classes, classes, groups):
-            yield torch.as_tensor(part)
-    except ValueError as error:
-        raise UserError(
-            f"data.val_split cannot divide the samples: {first_line(error)}",
-            "give more samples or groups, or another --data.val_split",
-            2,
-        ) from error
+    makes, int64."""
+    for _, part in splitter.split(classes, classes, groups):
+        yield torch.as_tensor(part)
 
 
 def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tensor, Any]:

@@ -22,7 +22,7 @@ NESTED = (Tensor, np.ndarray, tuple, dict)
 
 def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
     """Return `values` with each tensor replaced by the function's result. `values` may
-    have any structure; values that are no tensors stay."""
+    have any structure; other values stay."""
     return apply_to_collection(values, Tensor, function)
 
 
@@ -62,7 +62,7 @@ def as_tensors(values: Any) -> Any:
         return torch.as_tensor(values)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"load returned what is no array of numbers: {error}",
+            f"load() must return numeric arrays: {error}",
             "text labels become numbers: the position of each label in `classes`",
         ) from error
 
@@ -97,13 +97,16 @@ def targets_of(batch: Any) -> Any:
     (N, C, H, W) of one shape."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
-    shapes = []  # of uint8 images
-    for part in batch:
-        if isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3:
-            shapes.append(part.shape)
-    if len(shapes) == 2 and shapes[0] == shapes[1]:
+    inputs, targets = batch
+    are_images = is_uint8_image(inputs) and is_uint8_image(targets)
+    if are_images and inputs.shape == targets.shape:
         return None  # such as two views; masks of this shape have to be int64
-    return batch[1]
+    return targets
+
+
+def is_uint8_image(part: Any) -> bool:
+    """Return whether a part of a batch is images, uint8 (N, C, H, W)."""
+    return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:
