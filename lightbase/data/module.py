@@ -279,12 +279,10 @@ class BaseDataModule(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader:
-        """Return the loader of the training samples. Their order is new in each epoch,
-        except with `overfit_batches`. If there are `sample_weights`, they decide how
-        often a sample comes. Raise UserError if the samples do not fill one batch in
-        each process."""
+        """Return the loader of the training samples. Raise UserError if they do not
+        fill one batch in each process."""
         trainer = self.trainer or ALONE
-        # with overfit_batches the same batches come again and again
+        # with overfit_batches the same batches come in each epoch
         shuffle = not trainer.overfit_batches
         drop_last = self.drop_last and shuffle
         num = len(self.training_samples)
@@ -308,7 +306,6 @@ class BaseDataModule(LightningDataModule):
         return loader
 
     def val_dataloader(self) -> DataLoader:
-        """Return the loader of the validation samples, in the order of the data."""
         return self._loader(self.splits["val"], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
@@ -399,8 +396,7 @@ class BaseDataModule(LightningDataModule):
     def _loader(
         self, samples: Samples, batch_size: int, **order: Any
     ) -> ResumableLoader:
-        """Return the loader of samples, for this process. order: Options of the
-        EpochBatchSampler."""
+        """Return the loader of this process. order: Options of EpochBatchSampler."""
         trainer = self.trainer or ALONE
         ranks = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
         return make_loader(
@@ -414,9 +410,8 @@ class BaseDataModule(LightningDataModule):
         )
 
     def _load_train_and_val(self) -> None:
-        """Load the training set. Take the test fold from it, if there are folds, then
-        the validation samples, if the data has no validation set. The rest is for the
-        training."""
+        """Load the training set, and take the test fold and the validation samples from
+        it, as far as they are needed. The rest is for the training."""
         samples = self._load_split("train")
         groups = None
         if self.val_split == "grouped":
@@ -451,11 +446,7 @@ class BaseDataModule(LightningDataModule):
         self, split: str, chosen: Tensor, left: Tensor, samples: Samples, groups: Any
     ) -> Tensor:
         """Make a split of training samples. Return the positions that are left.
-
-        Args:
-            chosen: Which of the positions in `left` are for the split, int64.
-            samples, groups: The whole training set.
-        """
+        chosen: Which of the positions in `left` are for the split, int64."""
         part, left = divide(left, chosen)
         self.splits[split] = samples.select(part)
         self.split_groups[split] = groups[part]
@@ -493,7 +484,6 @@ class BaseDataModule(LightningDataModule):
             self.train_weights = weights[left]
 
     def _takes_training(self) -> bool:
-        """Return whether `load` has the argument `training`."""
         return "training" in inspect.signature(self.load).parameters
 
     def _load_test(self) -> None:
@@ -502,13 +492,8 @@ class BaseDataModule(LightningDataModule):
             self.splits["test"] = self._load_split("test")
 
     def _load_split(self, split: Any, training: bool = False) -> Samples:
-        """Load a split, and check it: raise UserError if it is empty, or if it does not
-        fit `image_shape` and `classes`. Set `input_spec`.
-
-        Args:
-            split: One of `own_splits`.
-            training: The argument for `load`, if it takes one.
-        """
+        """Load a split, and set `input_spec`. Raise UserError if the split is empty, or
+        if it does not fit `image_shape` and `classes`."""
         name = f"the {split} set of {type(self).__name__}"
         if self._takes_training():
             loaded = self.load(split, training=training)  # type: ignore[call-arg]
@@ -552,9 +537,8 @@ class BaseDataModule(LightningDataModule):
         return {**vars(self), **samples, "training_samples": None, "trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values for a checkpoint: the seed of the order, the classes, the
-        shape of the inputs, and which samples are the test set. A subclass adds values
-        that it computes from the data, such as a mean."""
+        """Return the values for a checkpoint. A subclass adds values that it computes
+        from the data, such as a mean."""
         state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,

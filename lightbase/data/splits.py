@@ -41,14 +41,8 @@ class Fold(NamedTuple):
 
 
 def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
-    """Return the fold of the flags, or None if both are missing. Raise UserError if
-    only one is given, if there are fewer than two folds, or if the fold does not exist.
-
-    Args:
-        number: The flag data.fold.
-        num_folds: The flag data.num_folds.
-        seed: The flag data.split_seed.
-    """
+    """Return the fold of the flags data.fold, data.num_folds and data.split_seed, or
+    None without folds. Raise UserError if there is no such fold."""
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
@@ -61,11 +55,8 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
 
 
 def divide(index: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the chosen values of `index` and the others, both in its order.
-
-    index: int64 (N,).
-    chosen: The positions of the chosen values, int64 (M,), in any order.
-    """
+    """Return the values of `index` at the chosen positions and the others, both in the
+    order of `index`."""
     is_chosen = torch.isin(torch.arange(len(index)), chosen)
     return index[is_chosen], index[~is_chosen]
 
@@ -254,13 +245,10 @@ def names_of_files(dataset: Any) -> bytes:
     names = []
     for attribute in LISTS_OF_FILES:
         files = getattr(dataset, attribute, None)
-        if not isinstance(files, list):
-            continue
-        for file in files:
-            if isinstance(file, tuple):  # with the class number
-                file, *_ = file
-            if isinstance(file, str | Path):
-                names.append(Path(file).name)
+        if isinstance(files, list):
+            # torchvision's `samples` are pairs with the class number
+            files = [file[0] if isinstance(file, tuple) else file for file in files]
+            names += [Path(file).name for file in files if isinstance(file, str | Path)]
     return "\n".join(names).encode(errors="replace")
 
 
