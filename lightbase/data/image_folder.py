@@ -44,7 +44,6 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return all files below the folder, sorted, without hidden ones."""
     files = []
     for path, folders, names in os.walk(folder):
         folders[:] = fnmatch.filter(folders, "[!.]*")  # os.walk continues with these
@@ -53,15 +52,12 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a name ends with one of SUFFIXES, in upper or lower case, and is
-    the name of a file."""
     # opening a pipe would wait for ever for a writer
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the subfolders, sorted. Hidden ones are left out, such as
-    .ipynb_checkpoints."""
+    """Return the subfolders, sorted, without hidden ones."""
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
@@ -110,8 +106,6 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image and its class number. Raise UserError with the name of the
-        file if the file is damaged."""
         file = self.files[index]
         try:
             return read_image(file, self.shape), self.targets[index]
@@ -191,7 +185,6 @@ class ImageFolder(BaseDataModule):
 
     @property
     def own_splits(self) -> list[str]:  # type: ignore[override]
-        """The splits that have at least one image."""
         return [split for split, classes in self.files.items() if any(classes.values())]
 
     @cached_property  # unlike a property, it can be assigned, from a checkpoint
@@ -223,9 +216,7 @@ class ImageFolder(BaseDataModule):
         return ImageFiles(files, targets, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """Scale the images from [0, 255] to [0, 1]."""
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Shift and mirror training images, if the arguments ask for it."""
         return crop_and_flip(inputs, self.random_crop, self.random_flip)

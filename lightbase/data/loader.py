@@ -90,7 +90,6 @@ class TensorBatches(Dataset[Batch]):
         return len(self.index)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """Return the batch of these samples, (len(indices), ...)."""
         chosen = torch.from_numpy(np.array(indices, dtype=np.int64))
         if self.device.type != "cpu":
             # a copy from pinned memory does not wait for the GPU
@@ -148,8 +147,7 @@ class DatasetSamples(Dataset[Any]):
 
     @property
     def targets(self) -> Any:
-        """The attribute `targets` of the Dataset, which most sets of torchvision have,
-        or None. No sample is read."""
+        """The attribute `targets` of the Dataset, as in torchvision, or None."""
         return getattr(self.dataset, "targets", None)
 
     def __len__(self) -> int:
@@ -174,11 +172,9 @@ class DatasetSamples(Dataset[Any]):
             return convert_types(self.collate(samples))
 
     def __getitem__(self, index: int) -> Any:
-        """Return one sample of the Dataset. Random transforms draw new numbers."""
         return self.dataset[index]
 
     def select(self, index: Tensor) -> "DatasetSamples":
-        """Return the samples at these positions, int64 (M,), without reading them."""
         if isinstance(self.dataset, TensorBatches):
             part: Any = self.dataset.select(index)
         else:
@@ -195,15 +191,12 @@ def as_samples(
     collate: Callable[[list], Any] | None,
     keeps_float64: bool = False,
 ) -> Samples:
-    """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
-    and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
-    result, such as an IterableDataset, and for arrays that differ in length.
+    """Convert the result of `load` to samples. Raise UserError for a result that is
+    neither arrays nor a map-style Dataset, and for arrays that differ in length.
 
     Args:
-        loaded: The result of `load`.
         name: The text with which the message of the error begins.
-        collate: The `collate` of the user's class. None stands for torch's function.
-        keeps_float64: See `convert_types`.
+        collate: The `collate` of the user's class. None selects torch's function.
     """
     if type(loaded) is TensorDataset:
         loaded = loaded.tensors
@@ -237,11 +230,7 @@ def as_samples(
 
 def check_targets(samples: Samples, num_classes: int, name: str) -> None:
     """Raise UserError if targets (N,) are not class numbers. Of a Dataset only the
-    first sample is read.
-
-    Args:
-        name: The text with which the message begins.
-    """
+    first sample is read. name: The text with which the message begins."""
     targets = targets_of(samples.__getitems__([0]))
     if not isinstance(targets, Tensor) or targets.dim() != 1:
         return

@@ -87,7 +87,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         self.first_batch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass. Lightning calls this before each epoch."""
+        """Set the epoch of the next pass, as Lightning does before each epoch."""
         if epoch != self.epoch:
             # `first_batch` is for the earlier epoch. Lightning does not continue that
             # epoch, for example because `limit_train_batches` had ended it.
@@ -95,7 +95,6 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch, on this rank."""
         return -(-self.num_on_rank // self.batch_size)  # rounded up
 
     def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]

@@ -166,11 +166,12 @@ def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tenso
 
 
 def as_groups(labels: Any, num: int, name: str) -> Any:
-    """Return a number for the group of each sample, int64 (num,).
+    """Return a number for the group of each sample, int64 (num,). Raise UserError if
+    there is not one label for each sample.
 
-    labels: Integers or texts. Equal texts are a group, so that missing labels are one.
-    name: The class of the data module, for the message.
-    Raise UserError if there is not one label for each sample.
+    Args:
+        labels: Integers or texts. Equal texts are a group, so missing labels are one.
+        name: The class of the data module, for the message.
     """
     _, groups = np.unique(np.asarray(labels).astype(str), return_inverse=True)
     if groups.shape != (num,):
@@ -185,7 +186,6 @@ def as_groups(labels: Any, num: int, name: str) -> Any:
 
 
 def hash_of(index: Tensor) -> str:
-    """Return a hash of the positions of samples, int64 (N,), as text."""
     return hashlib.sha256(index.numpy().tobytes()).hexdigest()
 
 

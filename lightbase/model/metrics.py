@@ -1,7 +1,7 @@
 """Means and metrics of many batches: the values of the curves.
 
-`Accumulator` adds up the batches of a stage. The functions below it are its steps: the
-sums of the means, the value of a metric as numbers, and the names of the curves.
+Read `Accumulator` first: it adds up the batches of a stage. The functions below it are
+its steps.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 """Packages whose metrics need integers as targets."""
 
 COUNTED = "counted targets"
-"""The name of a value that is no curve: the share of the targets that the loss does not
-ignore. The loss is weighted by it."""
+"""The name of the share of the targets that the loss does not ignore. The loss is
+weighted by it, and it makes no curve."""
 
 
 class Accumulator:
@@ -63,7 +63,7 @@ class Accumulator:
         it is reset separately.
     sums: Tensor (names + 1,): the sums over the samples of each value, and the number
         of samples. It is None without a sample.
-    non_scalar_values: Values of metrics in the newest result that are no curves, such
+    non_scalar_values: Values of metrics in the newest result that make no curve, such
         as a confusion matrix.
     is_on_host: Whether `flush` computes on the CPU.
     """
@@ -87,7 +87,7 @@ class Accumulator:
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None
         self.has_metrics = False
-        # how many targets of classification metrics are no class numbers
+        # targets of classification metrics that are not class numbers
         self.num_broken: Any = 0
         self.metrics.reset()
         self._forget_waiting()
@@ -204,7 +204,7 @@ class Accumulator:
 
         A metric that is not defined for a single sample is NaN in a point of train/.
 
-        Raise UserError if a classification metric got targets that are no class
+        Raise UserError if a classification metric got targets that are not class
         numbers, or if two values have one name.
         """
         self.flush()
@@ -213,7 +213,7 @@ class Accumulator:
         total = reduce(self.sums)
         if reduce(self.num_broken) > 0:
             raise UserError(
-                "a classification metric got targets that are no whole numbers from 0 "
+                "a classification metric got targets that are not whole numbers from 0 "
                 "to num_classes - 1",
                 "give class numbers (argmax(1) of one-hot targets), round them, give "
                 "the ignore_index of the loss to the metric, or take a metric of "
@@ -369,8 +369,7 @@ def short_metric_errors(metric: Metric, problem: str, *values: Any) -> Iterator[
 
 def concatenated(pairs: Pairs) -> Pairs:
     """Return the pairs as one pair of tensors, so that each metric is updated once.
-    Return them as they are if they are no tensors, or if the samples have several
-    shapes.
+    Return them as they are if they are not tensors, or if their shapes differ.
 
     pairs: The outputs and targets of each batch.
     """
@@ -379,7 +378,7 @@ def concatenated(pairs: Pairs) -> Pairs:
     outputs, targets = zip(*pairs, strict=True)
     try:
         return [(torch.cat(outputs), torch.cat(targets))]
-    except (TypeError, RuntimeError):  # no tensors, or of several shapes
+    except (TypeError, RuntimeError):  # not tensors, or of several shapes
         return pairs
 
 
@@ -402,7 +401,7 @@ def takes_labels(metric: Metric) -> bool:
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a metric's value by name. The parts that become curves are
-    tensors float32 (); all other parts are no curves.
+    tensors float32 ().
 
     A number is the curve NAME. The values of a dict are NAME_KEY. A vector with a value
     for each class becomes the curves STAGE_METRIC/CLASS, such as val_class_acc/cat:
@@ -433,9 +432,8 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def as_curve_names(classes: Sequence[str]) -> list[str]:
-    """Return the names in a form that all loggers, such as MLflow, and file names
-    allow: "a b/c" becomes a_b_c. If two names are equal then, all get their index, such
-    as a_0 and b_1, so that no two are equal."""
+    """Return the names in a form that all loggers and file names allow: "a b/c" becomes
+    a_b_c. If two names are equal then, all get their index, such as a_0 and b_1."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
     if len({*names}) == len(names):
         return names

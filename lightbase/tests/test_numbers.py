@@ -194,7 +194,7 @@ def test_a_classification_metric_gets_float_targets_as_labels() -> None:
     found = result(measured(metrics, logits, targets.float()))
     assert found["ap"] == MultilabelAveragePrecision(3)(logits, targets)
     assert found["mae"] == pytest.approx((logits - targets).abs().mean().item())
-    with pytest.raises(UserError, match="got targets that are no whole numbers"):
+    with pytest.raises(UserError, match="got targets that are not whole numbers"):
         result(measured(metrics, logits, torch.rand(60, 3)))
     one_hot = torch.eye(3)[targets[:, 0]]
     accuracy = MulticlassAccuracy(3, validate_args=False)
