@@ -322,15 +322,6 @@ def test_more_outputs_than_classes_are_a_note(train: Train, capsys):
     assert "outputs for" not in capsys.readouterr().out
 
 
-def test_only_a_metric_that_exists_is_proposed(train: Train, tmp_path, capsys):
-    unknown = "--monitor val/strange"
-    error = refused(capsys, tmp_path, partial(train, unknown))
-    assert error.endswith("give --monitor_mode max or min, or --monitor val/loss")
-    run = partial(train_plain, tmp_path, "Anything", IMAGES, unknown)
-    error = refused(capsys, tmp_path, run)
-    assert error.endswith("give --monitor_mode max or min")
-
-
 @pytest.mark.parametrize(
     ("layer", "inputs", "words"),
     [
