@@ -16,15 +16,12 @@ NAMES = {
     "commands.python": ("confusion_matrix", "load", "mistakes", "pictures", "train"),
     "commands.train": ("main",),
     "config.errors": ("UserError", "say"),
-    "data.batches": (
-        "Batch",
-        "EpochBatchSampler",
-        "ResumableLoader",
-        "at_least_float32",
-    ),
     "data.downloads": ("open_or_download", "short_download_errors"),
     "data.image_folder": ("ImageFolder",),
+    "data.loader": ("ResumableLoader",),
     "data.module": ("BaseDataModule",),
+    "data.sampler": ("EpochBatchSampler",),
+    "data.tensors": ("Batch", "at_least_float32"),
     "data.transforms": (
         "alternating_flip",
         "crop_and_flip",

@@ -34,8 +34,13 @@ class Lookahead(Callback):
             if value.is_floating_point()
         }
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Update the averages after every fifth step, and copy them to the weights."""
+        is_waiting = (batch_idx + 1) % trainer.accumulate_grad_batches != 0
+        if is_waiting and not trainer.is_last_batch:
+            return  # the gradients of more batches are added before the next step
         progress = trainer.global_step / trainer.estimated_stepping_batches
         decay = 0.95**5 * progress**3
         if progress >= 1:

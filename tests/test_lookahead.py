@@ -15,7 +15,7 @@ def trained(num_steps: int, stop_after: int | None = None) -> dict[str, torch.Te
     made again from its state after `stop_after` steps."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=num_steps)
+    trainer = trainer_at(0, num_steps)
     callback: Any = Lookahead()
     callback.on_train_start(trainer, net)
     for step in range(1, num_steps + 1):
@@ -28,6 +28,15 @@ def trained(num_steps: int, stop_after: int | None = None) -> dict[str, torch.Te
             callback.load_state_dict(state)
             callback.on_train_start(trainer, net)
     return net.state_dict()
+
+
+def trainer_at(step: int, num_steps: int, accumulated: int = 1) -> Any:
+    return SimpleNamespace(
+        global_step=step,
+        estimated_stepping_batches=num_steps,
+        accumulate_grad_batches=accumulated,
+        is_last_batch=False,
+    )
 
 
 def random_step(net: nn.Module) -> None:
@@ -61,3 +70,18 @@ def test_its_state_in_a_checkpoint_continues_exactly(stop_after) -> None:
     stopped, expected = trained(23, stop_after), trained(23)
     for name, value in expected.items():
         assert torch.equal(stopped[name], value)
+
+
+def test_a_step_of_several_batches_is_averaged_once() -> None:
+    """Batches before the next step change the statistics of batch norms."""
+    net = nn.BatchNorm1d(2)
+    trainer, callback = trainer_at(5, 20, accumulated=3), Lookahead()
+    callback.on_train_start(trainer, net)
+    means = []
+    for batch_idx in range(14, 17):  # batch 14 ends step 5
+        random_step(net)
+        callback.on_train_batch_end(trainer, net, None, None, batch_idx)
+        means.append(callback.averages["running_mean"].clone())
+    assert means[0].any()
+    assert torch.equal(means[1], means[0])
+    assert torch.equal(means[2], means[0])

@@ -28,9 +28,10 @@ from lightbase.commands.script import short_errors
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import json_text, relative_to_cwd, write_whole
 from lightbase.config.tables import as_csv, as_table
-from lightbase.data.batches import seeded_order, to_host
 from lightbase.data.module import BaseDataModule
+from lightbase.data.sampler import seeded_order
 from lightbase.data.splits import as_groups
+from lightbase.data.tensors import to_host
 from lightbase.model.curves import gather, is_of_class
 from lightbase.model.metrics import Accumulator, numbers, sees_batches
 from lightbase.model.module import BaseModule

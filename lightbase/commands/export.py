@@ -30,8 +30,8 @@ from lightbase.commands.checkpoint import open_checkpoint
 from lightbase.commands.script import short_errors
 from lightbase.config.errors import UserError, first_line
 from lightbase.config.files import write_whole
-from lightbase.data.batches import for_network
 from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import for_network
 from lightbase.model.module import BaseModule
 
 

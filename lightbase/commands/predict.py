@@ -39,7 +39,9 @@ from lightbase.commands.script import python_errors, short_errors
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
 from lightbase.config.tables import as_csv, as_table
-from lightbase.data.batches import (
+from lightbase.data.image_folder import list_images
+from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import (
     NESTED,
     as_tensors,
     convert_types,
@@ -48,8 +50,6 @@ from lightbase.data.batches import (
     targets_of,
     to_host,
 )
-from lightbase.data.image_folder import list_images
-from lightbase.data.module import BaseDataModule
 from lightbase.model.predictions import (
     PALETTE,
     class_names,

@@ -40,7 +40,7 @@ def loader_data(loaders: dict[str, Any]) -> LightningDataModule:
     """Return a data module of the user's own loaders, which are used as they are.
 
     loaders: "train", and if they are there "val" and "test".
-    Raise UserError for a value that is no DataLoader.
+    Raise UserError for another value.
     """
     data = LightningDataModule()
     for split, loader in loaders.items():

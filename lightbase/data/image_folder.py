@@ -4,7 +4,6 @@
 
 import fnmatch
 import os
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,76 +32,58 @@ SPLITS = {
 }
 """The split that a folder is for, by its name in lower case."""
 
+
 PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 """The splits of a folder that has the classes alone."""
 
 
+def list_images(folder: Path) -> list[Path]:
+    """Return the images below the folder, at any depth, sorted. Hidden files and
+    folders are left out: macOS makes files such as `._1.jpg`."""
+    return [path for path in files_in(folder) if is_image(path)]
+
+
 def files_in(folder: Path) -> list[Path]:
-    """Return the files below the folder, at any depth, sorted. Hidden files and folders
-    are left out: macOS makes files such as `._1.jpg`."""
     files = []
-    read = set()
-    for path, folders, names in os.walk(folder, followlinks=True):
-        # os.walk goes on with these; a link may lead to a folder again and again
-        folders[:] = fnmatch.filter(folders, "[!.]*")
-        real = os.path.realpath(path)
-        if real in read:
-            folders.clear()
-        read.add(real)
+    for path, folders, names in os.walk(folder):
+        folders[:] = fnmatch.filter(folders, "[!.]*")  # os.walk continues with these
         files += [Path(path, name) for name in fnmatch.filter(names, "[!.]*")]
     return sorted(files)
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a name ends with one of SUFFIXES, in upper or lower case, and is
-    the name of a file."""
     # opening a pipe would wait for ever for a writer
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
-def list_images(folder: Path) -> list[Path]:
-    """Return the images below the folder, sorted, see `files_in` and `is_image`."""
-    return [*filter(is_image, files_in(folder))]
-
-
 def folders_in(folder: Path) -> list[Path]:
-    """Return the subfolders, sorted. Hidden ones are left out, such as
-    .ipynb_checkpoints."""
+    """Return the subfolders, sorted, without hidden ones."""
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def images_by_class(folder: Path, seen: set[Any]) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
-    class; its name is the name of the class. Print a line about the files that are left
-    out. Raise UserError if a name is not UTF-8: no picture could show it.
+    class; its name is the name of the class. Print how many files are left out.
 
     seen: The images so far, also of other splits. A file with a second path is taken
         once.
     """
     classes: dict[str, list[Path]] = {}
-    left_out: Counter[str] = Counter()
+    num_left_out = 0
     for path in folders_in(folder):
-        name = path.name
-        if name != name.encode(errors="replace").decode():
-            raise UserError(
-                f"{path}: the name of the class is not UTF-8", "rename the folder"
-            )
         for file in files_in(path):
-            if not file.is_file():
-                left_out["broken links"] += 1
-                continue
-            if not is_image(file):
-                left_out[file.suffix.lower() or file.name] += 1
-                continue
-            key = file.stat()[1:3]  # inode and device
-            if key in seen:
-                left_out["links to images that are read already"] += 1
-                continue
-            seen.add(key)
-            classes.setdefault(name, []).append(file)
-    if left_out:
-        texts = [f"{count:,} {kind}" for kind, count in left_out.most_common(9)]
-        say(f"Images: left out of {folder.name}/ are {', '.join(texts)}")
+            if is_image(file):
+                key = file.stat()[1:3]  # inode and device
+                if key not in seen:
+                    seen.add(key)
+                    classes.setdefault(path.name, []).append(file)
+                    continue
+            num_left_out += 1
+    if num_left_out:
+        say(
+            f"Images: {num_left_out:,} files in {folder.name}/ are left out: other "
+            "formats, broken links, or images that have another path, too"
+        )
     return classes
 
 
@@ -125,8 +106,6 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image and its class number. Raise UserError with the name of the
-        file if the file is damaged."""
         file = self.files[index]
         try:
             return read_image(file, self.shape), self.targets[index]
@@ -206,7 +185,6 @@ class ImageFolder(BaseDataModule):
 
     @property
     def own_splits(self) -> list[str]:  # type: ignore[override]
-        """The splits that have at least one image."""
         return [split for split, classes in self.files.items() if any(classes.values())]
 
     @cached_property  # unlike a property, it can be assigned, from a checkpoint
@@ -238,9 +216,7 @@ class ImageFolder(BaseDataModule):
         return ImageFiles(files, targets, self.image_shape)
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """Scale the images from [0, 255] to [0, 1]."""
         return to_float(inputs)
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Shift and mirror training images, if the arguments ask for it."""
         return crop_and_flip(inputs, self.random_crop, self.random_flip)

@@ -1,48 +1,41 @@
 """The base class of data modules: loading, splits, loaders, and the transforms of
 batches on their device.
 
-Read `BaseDataModule` from `load` to `transform_batch` first: a data set overrides these
-methods. The methods below them are called by Lightning. The functions at the end of the
-file check the values that `load` returns.
+A data set overrides the methods of `BaseDataModule` from `load` to `transform_batch`:
+read them first. `setup` and the three loaders, which Lightning calls, come next. Then
+follow the methods that load and divide the samples, and the state in a checkpoint.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, say
 from lightbase.config.paths import PROJECT
-from lightbase.data.batches import (
-    Batch,
-    DatasetSamples,
-    EpochBatchSampler,
+from lightbase.data.images import read_image
+from lightbase.data.loader import (
     ResumableLoader,
     Samples,
-    TensorBatches,
-    as_tensors,
-    convert_types,
-    inputs_of,
-    seeded_order,
+    as_samples,
+    check_targets,
+    make_loader,
     share_from_worker,
-    targets_of,
-    tensors_in,
-    with_parts,
 )
-from lightbase.data.images import read_image
+from lightbase.data.sampler import EpochBatchSampler, seeded_order
 from lightbase.data.splits import (
     Fold,
     as_groups,
+    check_unchanged,
     class_numbers,
     divide,
     fingerprint,
@@ -50,6 +43,12 @@ from lightbase.data.splits import (
     fold_of_flags,
     hash_of,
     part_indices,
+    split_labels,
+)
+from lightbase.data.tensors import (
+    Batch,
+    inputs_of,
+    with_parts,
 )
 
 SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
@@ -159,14 +158,9 @@ class BaseDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size or batch_size
         self.splits: dict[str, Samples] = {}
         self.split_groups: dict[str, Any] = {}  # with val_split grouped
-        # of the samples that were chosen for the splits, now and in the checkpoint
-        self.split_hashes: set[str] = set()
-        self.saved_hashes: set[str] = set()
-        # {split: fingerprint of its samples}, now and in the checkpoint
+        # {split: hash of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
         self.saved_fingerprints: dict[str, str] = {}
-        # {samples in CPU memory: their copy on the GPU}
-        self.on_gpu: dict[TensorBatches, TensorBatches] = {}
 
     @property
     def num_classes(self) -> int | None:
@@ -277,232 +271,21 @@ class BaseDataModule(LightningDataModule):
             # the seed of the run, or a random number if the run has no seed
             seed = torch.initial_seed() % 2**63
             self.shuffle_seed = self.trainer.strategy.broadcast(seed)
-        self._compare_splits(trains=stage == "fit")
-
-    def _load_train_and_val(self) -> None:
-        """Load the training set. Take the test fold from it, if there are folds, and
-        then the validation samples, if the data has no validation set. Raise UserError
-        for `sample_weights` that cannot be used."""
-        samples = self._load_split("train")
-        num = len(samples)
-        classes, groups = self._load_labels(samples)
-        index = torch.arange(num)  # of the samples that are left for the training
-        if self.fold:
-            chosen = fold_indices(self.val_split, self.fold, classes, groups)
-            index = self._take("test", samples, groups, index, chosen)
-        if "val" in self.own_splits:
-            self.splits["val"] = self._load_split("val")
-        elif self.val_fraction > 0:
-            labels = classes[index], groups[index]
-            chosen = part_indices(
-                self.val_split, self.val_fraction, self.split_seed, *labels
-            )
-            index = self._take("val", samples, groups, index, chosen)
-        else:
-            self._load_test()
-            if "test" not in self.splits:
-                raise UserError(
-                    "data.val_fraction 0 validates on the test set: there is none",
-                    status=2,
-                )
-            self.splits["val"] = self.splits["test"]
-        training_samples = samples
-        if takes_training(self.load):
-            training_samples = self._load_training(num)
-        if len(index) < num:
-            samples = samples.select(index)
-            training_samples = training_samples.select(index)
-        elif self.val_split != "random":
-            say(
-                f"data.val_split {self.val_split} chooses no validation samples: the "
-                "data has its own, or val_fraction is 0"
-            )
-        self.splits["train"] = samples
-        self.training_samples = training_samples
-        self.split_groups["train"] = groups[index]
-        weights = self.sample_weights("train")
-        if weights is not None:
-            self.train_weights = checked_weights(weights, num)[index]
-
-    def _take(
-        self, split: str, samples: Samples, groups: Any, index: Tensor, chosen: Tensor
-    ) -> Tensor:
-        """Make a split of training samples. Return the positions that are left.
-
-        Args:
-            samples, groups: The whole training set.
-            index: The positions that are not taken yet, int64.
-            chosen: Which of these positions are for the split, int64.
-        """
-        part, rest = divide(index, chosen)
-        self.splits[split] = samples.select(part)
-        self.split_groups[split] = groups[part]
-        self.split_hashes.add(hash_of(chosen))
-        return rest
-
-    def _load_training(self, num: int) -> Samples:
-        """Load the training set with the transforms of training. Raise UserError if it
-        has another number of samples than `num`, the number without them."""
-        samples = self._load_split("train", training=True)
-        if len(samples) != num:
-            raise UserError(
-                f"load('train', training): {len(samples)} samples with training, "
-                f"and {num} without",
-                "return the same samples in the same order, with other transforms",
-            )
-        return samples
-
-    def _load_labels(self, samples: Samples) -> tuple[Tensor, Any]:
-        """Return what the training set is divided by: the class number of each sample,
-        int64 (N,), and its group, an array (N,). Unknown ones are zeros. Raise
-        UserError if val_split needs what is unknown."""
-        num = len(samples)
-        classes = class_numbers(samples)
-        groups: Any = np.zeros(num)
-        if self.val_split == "grouped":
-            groups = as_groups(self.groups("train"), num, type(self).__name__)
-        elif self.val_split == "stratified" and classes is None:
-            raise UserError(
-                "data.val_split stratified: the classes of the samples are unknown",
-                "they are int64 targets (N,), or the attribute `targets` of a Dataset",
-                2,
-            )
-        if classes is None:
-            classes = torch.zeros(num, dtype=torch.int64)
-        return classes, groups
-
-    def _compare_splits(self, trains: bool) -> None:
-        """Raise UserError if the splits, or the samples, are not those of the
-        checkpoint. If no training continues, print a line instead."""
-        different = ""
-        for split, saved in self.saved_fingerprints.items():
-            # the test set of the data may change: the training had none of it
-            counts = not trains or split != "test"
-            if counts and self.fingerprints.get(split, saved) != saved:
-                different = f"{split} samples"
-        if self.saved_hashes and not self.split_hashes <= self.saved_hashes:
-            different = "splits"
-        if not different:
-            return
-        problem = (
-            f"{type(self).__name__} has other {different} than in the training, or in "
-            "another order: the data or a package has changed"
+        check_unchanged(
+            type(self).__name__,
+            self.saved_fingerprints,
+            self.fingerprints,
+            trains=stage == "fit",
         )
-        if trains:
-            raise UserError(
-                problem,
-                "restore the data, and the versions in environment.txt, or start a new "
-                "run without --ckpt_path",
-            )
-        say(f"Warning: {problem}. The training may have had samples of this split")
-
-    def _load_test(self) -> None:
-        """Load the test set, unless it is loaded already or the data has none."""
-        if "test" not in self.splits and "test" in self.own_splits:
-            self.splits["test"] = self._load_split("test")
-
-    def _load_split(self, split: Any, training: bool = False) -> Samples:
-        """Load a split, and check it: raise UserError if it is empty, or if it does not
-        fit `image_shape` and `classes`. Set `input_spec`.
-
-        Args:
-            split: One of `own_splits`.
-            training: The argument for `load`, if it takes one.
-        """
-        name = f"the {split} set of {type(self).__name__}"
-        collate = None
-        if is_overridden("collate", self, BaseDataModule):
-            collate = self.collate
-        options = {}
-        if takes_training(self.load):
-            options = {"training": training}
-        samples = as_samples(
-            self.load(split, **options), name, collate, self.keeps_float64
-        )
-        if not len(samples):
-            raise UserError(f"{name} is empty")
-        if not training:
-            self.fingerprints[split] = fingerprint(samples)
-        batch = samples.__getitems__([0])
-        inputs, targets = inputs_of(batch), targets_of(batch)
-        if isinstance(inputs, Tensor):
-            shape = tuple(inputs.shape[1:])
-            if self.image_shape and shape != tuple(self.image_shape):
-                raise UserError(
-                    f"{name} has samples {shape} for image_shape {self.image_shape}"
-                )
-            self.input_spec = inputs.new_empty(0, *shape)
-        if self.classes and isinstance(targets, Tensor) and targets.dim() == 1:
-            if isinstance(samples, TensorBatches):
-                targets = samples.targets
-            # of all samples in memory, or of the first sample of a Dataset
-            first, last = targets.aminmax()
-            num_classes = len(self.classes)
-            if targets.is_floating_point() or first < 0 or last >= num_classes:
-                raise UserError(
-                    f"{name} has {targets.dtype} targets from {first} to {last}, not "
-                    f"int64 from 0 to {num_classes - 1}",
-                    "target i stands for classes[i]: return such numbers from load, or "
-                    "leave `classes` empty if the targets are not classes",
-                )
-        return samples
-
-    def never_has(self, target: int | None) -> bool:
-        """Return whether no loaded split can have this target. It may have it if its
-        targets are not class numbers, or if batches are transformed."""
-        if target is None or is_overridden("transform_batch", self, BaseDataModule):
-            return False
-        for samples in self.splits.values():
-            classes = class_numbers(samples)
-            if classes is None or (classes == target).any():
-                return False
-        return True
-
-    def seeded_part(
-        self, num: int, split: Literal["train", "test"], groups: Any = None
-    ) -> Tensor:
-        """Return the indices of a split, int64, for data without a test set. `load` can
-        use it. A fifth of the samples is for "test" and the others are for "train". The
-        choice is the same in every run. With val_split grouped, no group is in both.
-
-        With folds, all indices are returned, because a fold of the training set is the
-        test set. Raise UserError if there are no folds now, but the checkpoint was
-        trained with folds: it has seen samples of this test set.
-
-        Args:
-            num: The number of all samples.
-            groups: The group of each sample, for val_split grouped. The method `groups`
-                then need not be overridden.
-        """
-        index = torch.arange(num)
-        if self.fold:
-            self.split_groups[split] = groups
-            return index
-        if self.trained_fold:
-            raise UserError(
-                "data.num_folds null: the fold is the only test set of this data",
-                status=2,
-            )
-        order = seeded_order(num, self.test_seed)
-        parts = {"test": order[: num // 5], "train": order[num // 5 :]}
-        if self.val_split == "grouped":
-            groups = as_groups(groups, num, type(self).__name__)
-            chosen = part_indices("grouped", 0.2, self.test_seed, index, groups)
-            parts["test"], parts["train"] = divide(index, chosen)
-            self.split_groups[split] = groups[parts[split]]
-        self.split_hashes.add(hash_of(parts["test"]))
-        return parts[split]
 
     def train_dataloader(self) -> DataLoader:
-        """Return the loader of the training samples. Their order is new in each epoch,
-        except with `overfit_batches`. If there are `sample_weights`, they decide how
-        often a sample comes. Raise UserError if the samples do not fill one batch in
-        each process."""
+        """Return the loader of the training samples. Raise UserError if they do not
+        fill one batch in each process."""
         trainer = self.trainer or ALONE
-        # with overfit_batches the same batches come again and again
+        # with overfit_batches the same batches come in each epoch
         shuffle = not trainer.overfit_batches
         drop_last = self.drop_last and shuffle
-        num = len(self.splits["train"])
+        num = len(self.training_samples)
         num_ranks = trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
             raise UserError(
@@ -523,7 +306,6 @@ class BaseDataModule(LightningDataModule):
         return loader
 
     def val_dataloader(self) -> DataLoader:
-        """Return the loader of the validation samples, in the order of the data."""
         return self._loader(self.splits["val"], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader | list:
@@ -543,57 +325,6 @@ class BaseDataModule(LightningDataModule):
             num_workers=self.num_workers,
         )
 
-    def _loader(
-        self, samples: Samples, batch_size: int, **order: Any
-    ) -> ResumableLoader:
-        """Return the loader of a split, for this process.
-
-        Args:
-            samples: The samples of the split.
-            batch_size: Samples in a batch, on each device.
-            order: Options of the EpochBatchSampler.
-        """
-        trainer = self.trainer or ALONE
-        sampler = EpochBatchSampler(
-            len(samples),
-            batch_size,
-            rank=trainer.global_rank,
-            num_ranks=trainer.world_size,
-            **order,
-        )
-        pins = self.pin_memory
-        device = trainer.strategy.root_device
-        if pins is None:
-            pins = device.type == "cuda"
-        if isinstance(samples, TensorBatches):
-            samples = self._resident(samples, device)
-            if samples.device.type != "cpu":  # torch pins CPU memory only
-                pins = False
-            if not self.num_workers:
-                sampler.batches_at_once = samples.batches_at_once(batch_size)
-        return ResumableLoader(
-            samples,
-            sampler,
-            collate_fn=share_from_worker,
-            num_workers=self.num_workers,
-            pin_memory=pins,
-            persistent_workers=self.persistent_workers and self.num_workers > 0,
-        )
-
-    def _resident(self, samples: TensorBatches, device: torch.device) -> TensorBatches:
-        """Return a copy of the samples on the GPU, or the samples themselves if they
-        are not to be kept there: see the argument `resident`. If two splits are the
-        same object, such as val and test, they share one copy."""
-        if device.type != "cuda" or self.num_workers or self.resident is False:
-            return samples
-        if samples not in self.on_gpu:
-            free_bytes, _ = torch.cuda.mem_get_info(device)
-            is_large = 4 * len(samples) * samples.sample_bytes > free_bytes
-            if is_large and not self.resident:
-                return samples
-            self.on_gpu[samples] = samples.to(device)
-        return self.on_gpu[samples]
-
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Apply `transform_batch`. Lightning calls this after it has moved a batch to
         its device."""
@@ -602,26 +333,217 @@ class BaseDataModule(LightningDataModule):
         # float32
         return self.trainer.precision_plugin.convert_input(batch)
 
+    def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield (name, sample) for each input in a file, for predict.py. Override this
+        for data other than images.
+
+        The sample is either a tensor, which is an input without a target, or a sample
+        of the kind that `load` returns, which `collate` takes. This version reads one
+        image, if the data has uint8 images. Raise UserError for a file that cannot be
+        read.
+        """
+        spec = self.input_spec  # (0, C, H, W) for images
+        if spec is None or spec.dim() != 4 or spec.dtype != torch.uint8:
+            raise UserError(
+                f"{type(self).__name__} has no read_inputs(path), nor uint8 images"
+            )
+        _, channels, height, width = spec.shape
+        yield str(path), read_image(path, (channels, height, width))
+
+    def to_text(self, values: Tensor) -> str:
+        """Return the text of a sample in a text task. Override it: this version prints
+        the numbers. values: Token numbers, int64 (length,)."""
+        return " ".join(map(str, values.tolist()))
+
+    def seeded_part(
+        self, num: int, split: Literal["train", "test"], groups: Any = None
+    ) -> Tensor:
+        """Return the indices of a split, int64, for data without a test set. `load` can
+        use it. A fifth of the samples is for "test" and the others are for "train". The
+        choice is the same in every run. With val_split grouped, no group is in both.
+
+        With folds, all indices are returned, because a fold of the training set is the
+        test set. Raise UserError if there are no folds now, but the checkpoint was
+        trained with folds: it has seen samples of this test set.
+
+        Args:
+            num: The number of all samples.
+            groups: The group of each sample, for val_split grouped. The method `groups`
+                then need not be overridden.
+        """
+        everything = torch.arange(num)
+        if self.fold:
+            self.split_groups[split] = groups
+            return everything
+        if self.trained_fold:
+            raise UserError(
+                "data.num_folds null: the fold is the only test set of this data",
+                status=2,
+            )
+        if self.val_split != "grouped":
+            order = seeded_order(num, self.test_seed)
+            if split == "test":
+                return order[: num // 5]
+            return order[num // 5 :]
+        groups = as_groups(groups, num, type(self).__name__)
+        chosen = part_indices("grouped", 0.2, self.test_seed, everything, groups)
+        test, part = divide(everything, chosen)
+        if split == "test":
+            part = test
+        self.split_groups[split] = groups[part]
+        return part
+
+    def _loader(
+        self, samples: Samples, batch_size: int, **order: Any
+    ) -> ResumableLoader:
+        """Return the loader of this process. order: Options of EpochBatchSampler."""
+        trainer = self.trainer or ALONE
+        ranks = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
+        return make_loader(
+            samples,
+            EpochBatchSampler(len(samples), batch_size, **ranks, **order),
+            trainer.strategy.root_device,
+            num_workers=self.num_workers,
+            resident=self.resident,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.persistent_workers,
+        )
+
+    def _load_train_and_val(self) -> None:
+        """Load the training set, and take the test fold and the validation samples from
+        it, as far as they are needed. The rest is for the training."""
+        samples = self._load_split("train")
+        groups = None
+        if self.val_split == "grouped":
+            groups = as_groups(self.groups("train"), len(samples), type(self).__name__)
+        classes, groups = split_labels(samples, self.val_split, groups)
+        left = torch.arange(len(samples))  # positions that no split has taken yet
+        if self.fold:
+            chosen = fold_indices(self.val_split, self.fold, classes, groups)
+            left = self._take("test", chosen, left, samples, groups)
+        if "val" in self.own_splits:
+            self.splits["val"] = self._load_split("val")
+        elif self.val_fraction > 0:
+            kind, fraction, seed = self.val_split, self.val_fraction, self.split_seed
+            chosen = part_indices(kind, fraction, seed, classes[left], groups[left])
+            left = self._take("val", chosen, left, samples, groups)
+        else:
+            self._load_test()
+            if "test" not in self.splits:
+                raise UserError(
+                    "data.val_fraction 0 validates on the test set: there is none",
+                    status=2,
+                )
+            self.splits["val"] = self.splits["test"]
+        if len(left) == len(samples) and self.val_split != "random":
+            say(
+                f"data.val_split {self.val_split} chooses no validation samples: the "
+                "data has its own, or val_fraction is 0"
+            )
+        self._keep_for_training(left, samples, groups)
+
+    def _take(
+        self, split: str, chosen: Tensor, left: Tensor, samples: Samples, groups: Any
+    ) -> Tensor:
+        """Make a split of training samples. Return the positions that are left.
+        chosen: Which of the positions in `left` are for the split, int64."""
+        part, left = divide(left, chosen)
+        self.splits[split] = samples.select(part)
+        self.split_groups[split] = groups[part]
+        self.fingerprints[f"chosen {split}"] = hash_of(chosen)
+        return left
+
+    def _keep_for_training(self, left: Tensor, samples: Samples, groups: Any) -> None:
+        """Make the split of the training. Load its samples a second time, with the
+        transforms of training, if `load` takes the argument `training`. Raise UserError
+        for another number of samples or weights."""
+        training_samples = samples
+        if self._takes_training():
+            training_samples = self._load_split("train", training=True)
+        if len(training_samples) != len(samples):
+            raise UserError(
+                f"load('train', training): {len(training_samples)} samples with "
+                f"training, and {len(samples)} without",
+                "return the same samples in the same order, with other transforms",
+            )
+        num = len(samples)
+        if len(left) < num:
+            samples = samples.select(left)
+            training_samples = training_samples.select(left)
+        self.splits["train"] = samples
+        self.training_samples = training_samples
+        self.split_groups["train"] = groups[left]
+        weights = self.sample_weights("train")
+        if weights is not None:
+            weights = torch.as_tensor(weights, dtype=torch.float64)
+            if weights.shape != (num,):
+                raise UserError(
+                    f"sample_weights: {[*weights.shape]} weights for {num} samples",
+                    "return one number for each sample of load",
+                )
+            self.train_weights = weights[left]
+
+    def _takes_training(self) -> bool:
+        return "training" in inspect.signature(self.load).parameters
+
+    def _load_test(self) -> None:
+        """Load the test set, unless it is loaded already or the data has none."""
+        if "test" not in self.splits and "test" in self.own_splits:
+            self.splits["test"] = self._load_split("test")
+
+    def _load_split(self, split: Any, training: bool = False) -> Samples:
+        """Load a split, and set `input_spec`. Raise UserError if the split is empty, or
+        if it does not fit `image_shape` and `classes`."""
+        name = f"the {split} set of {type(self).__name__}"
+        if self._takes_training():
+            loaded = self.load(split, training=training)  # type: ignore[call-arg]
+        else:
+            loaded = self.load(split)
+        collate = None
+        if is_overridden("collate", self, BaseDataModule):
+            collate = self.collate
+        samples = as_samples(loaded, name, collate, self.keeps_float64)
+        if not len(samples):
+            raise UserError(f"{name} is empty")
+        if not training:
+            self.fingerprints[split] = fingerprint(samples)
+        inputs = inputs_of(samples.__getitems__([0]))
+        if isinstance(inputs, Tensor):
+            shape = tuple(inputs.shape[1:])
+            if self.image_shape and shape != tuple(self.image_shape):
+                raise UserError(
+                    f"{name} has samples {shape} for image_shape {self.image_shape}"
+                )
+            self.input_spec = inputs.new_empty(0, *shape)
+        if self.classes:
+            check_targets(samples, len(self.classes), name)
+        return samples
+
+    def never_has(self, target: int | None) -> bool:
+        """Return whether no loaded split can have this target. It may have it if its
+        targets are not class numbers, or if batches are transformed."""
+        if target is None or is_overridden("transform_batch", self, BaseDataModule):
+            return False
+        for samples in self.splits.values():
+            classes = class_numbers(samples)
+            if classes is None or (classes == target).any():
+                return False
+        return True
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        samples: dict[str, Any] = {
-            "splits": {},
-            "split_groups": {},
-            "training_samples": None,
-        }
-        return {**vars(self), "trainer": None, "on_gpu": {}, **samples}
+        samples: dict[str, Any] = {"splits": {}, "split_groups": {}}
+        return {**vars(self), **samples, "training_samples": None, "trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values for a checkpoint: the seed of the order, the classes, the
-        shape of the inputs, and which samples are the test set. A subclass adds values
-        that it computes from the data, such as a mean."""
+        """Return the values for a checkpoint. A subclass adds values that it computes
+        from the data, such as a mean."""
         state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,
             "empty_batch": self.input_spec,  # the key of version 0.3, for its files
             "test_seed": self.test_seed,
-            "split_hashes": sorted(self.split_hashes),
             "fingerprints": self.fingerprints,
         }
         if self.fold:
@@ -642,7 +564,6 @@ class BaseDataModule(LightningDataModule):
         self.classes = classes
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
-        self.saved_hashes = {*state_dict.get("split_hashes", [])}
         # earlier versions have none
         self.saved_fingerprints = dict(state_dict.get("fingerprints", {}))
         if "fold" in state_dict:
@@ -663,110 +584,3 @@ class BaseDataModule(LightningDataModule):
         raise UserError(
             f"lightbase.load({str(checkpoint_path)!r}) gives the module and its data"
         )
-
-    def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield (name, sample) for each input in a file, for predict.py. Override this
-        for data other than images.
-
-        The sample is either a tensor, which is an input without a target, or a sample
-        of the kind that `load` returns, which `collate` takes. This version reads one
-        image, if the data has uint8 images. Raise UserError for a file that cannot be
-        read.
-        """
-        spec = self.input_spec  # (0, C, H, W) for images
-        if spec is None or spec.dim() != 4 or spec.dtype != torch.uint8:
-            raise UserError(
-                f"{type(self).__name__} has no read_inputs(path), nor uint8 images"
-            )
-        channels, height, width = spec.shape[1:]
-        yield str(path), read_image(path, (channels, height, width))
-
-    def to_text(self, values: Tensor) -> str:
-        """Return the text of a sample in a text task. Override it: this version prints
-        the numbers. values: Token numbers, int64 (length,)."""
-        return " ".join(map(str, values.tolist()))
-
-
-def as_samples(
-    loaded: Any,
-    name: str,
-    collate: Callable[[list], Any] | None,
-    keeps_float64: bool = False,
-) -> Samples:
-    """Convert the result of `load` to samples. Arrays become TensorBatches. A Dataset,
-    and arrays with a `collate`, become DatasetSamples. Raise UserError for any other
-    result, such as an IterableDataset, and for arrays that differ in length.
-
-    Args:
-        loaded: The result of `load`.
-        name: The text with which the message of the error begins.
-        collate: The `collate` of the user's class. None stands for torch's function.
-        keeps_float64: See `convert_types`.
-    """
-    if type(loaded) is TensorDataset:
-        loaded = loaded.tensors
-    if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
-        values = as_tensors(loaded)
-        parts = loaded if isinstance(loaded, tuple | list) else [loaded]
-        # Arrays that stay in their files are converted batch by batch.
-        if not any(isinstance(part, np.memmap) for part in parts):
-            values = convert_types(values, keeps_float64)
-            say_not_finite(values, name)
-        # the numbers of samples in the tensors; 1 for a single number
-        sizes = [x.shape[:1].numel() for x in tensors_in(values)]
-        if len(set(sizes)) != 1:
-            raise UserError(
-                f"{name} has arrays of {str(sizes)[:40]} samples: they must be equally "
-                "long",
-                "return as many of each, or put a list of samples into a Dataset",
-            )
-        samples = TensorBatches(values, keeps_float64=keeps_float64)
-        return DatasetSamples(samples, collate) if collate else samples
-    is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
-    if is_map and not isinstance(loaded, str | bytes | IterableDataset):
-        return DatasetSamples(loaded, collate or default_collate)
-    raise UserError(
-        f"{name} is a {type(loaded).__name__}:",
-        "load returns arrays, or a Dataset with __len__ and __getitem__; "
-        "else write a LightningDataModule",
-    )
-
-
-def say_not_finite(values: Any, name: str) -> None:
-    """Print a line if arrays have NaN or infinite numbers. They are not refused, since
-    `normalize` may replace them.
-
-    Args:
-        values: Tensors (N, ...) in any structure.
-        name: The text with which the line begins.
-    """
-    for tensor in tensors_in(values):
-        # the sum takes no memory
-        if (
-            tensor.is_floating_point()
-            and not tensor.sum(dtype=torch.float64).isfinite()
-        ):
-            rows = (~tensor.isfinite()).nonzero()[:, 0].unique()
-            say(
-                f"Data: {name} has NaN or infinite numbers in {len(rows):,} samples, "
-                f"first in sample {rows[0]}"
-            )
-
-
-def takes_training(load: Any) -> bool:
-    """Return whether a method `load` has the argument `training`."""
-    return "training" in inspect.signature(load).parameters
-
-
-def checked_weights(weights: Any, num: int) -> Tensor:
-    """Return the weights of `num` samples as float64 (num,). Raise UserError for
-    another shape, and for weights that are negative, not finite, or all 0."""
-    weights = torch.as_tensor(weights, dtype=torch.float64)
-    total = weights.sum()
-    if weights.shape != (num,) or weights.min() < 0 or not 0 < total < torch.inf:
-        raise UserError(
-            f"sample_weights: {[*weights.shape]} weights from {weights.min()} to "
-            f"{weights.max()}, for {num} samples",
-            "return a weight of at least 0 for each sample of load, not only zeros",
-        )
-    return weights

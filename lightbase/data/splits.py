@@ -16,15 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightbase.config.errors import UserError, first_line
-from lightbase.data.batches import (
-    DatasetSamples,
-    Samples,
-    TensorBatches,
-    seeded_order,
-    spread,
-    tensors_in,
-)
+from lightbase.config.errors import UserError, say
+from lightbase.data.loader import DatasetSamples, Samples, TensorBatches
+from lightbase.data.sampler import seeded_order
+from lightbase.data.tensors import spread, tensors_in
 
 NUM_DRAWS = 50
 """How often a number of groups is drawn: more draws hardly come nearer to a share."""
@@ -46,14 +41,8 @@ class Fold(NamedTuple):
 
 
 def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
-    """Return the fold of the flags, or None if both are missing. Raise UserError if
-    only one is given, if there are fewer than two folds, or if the fold does not exist.
-
-    Args:
-        number: The flag data.fold.
-        num_folds: The flag data.num_folds.
-        seed: The flag data.split_seed.
-    """
+    """Return the fold of the flags data.fold, data.num_folds and data.split_seed, or
+    None without folds. Raise UserError if there is no such fold."""
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
@@ -66,11 +55,8 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
 
 
 def divide(index: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the chosen values of `index` and the others, both in its order.
-
-    index: int64 (N,).
-    chosen: The positions of the chosen values, int64 (M,), in any order.
-    """
+    """Return the values of `index` at the chosen positions and the others, both in the
+    order of `index`."""
     is_chosen = torch.isin(torch.arange(len(index)), chosen)
     return index[is_chosen], index[~is_chosen]
 
@@ -150,24 +136,42 @@ def part_indices(
 
 def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Tensor]:
     """Yield the positions of the samples in each part that a splitter of scikit-learn
-    makes, int64. Raise UserError if it cannot make them."""
-    try:
-        for _, part in splitter.split(classes, classes, groups):
-            yield torch.as_tensor(part)
-    except ValueError as error:
-        raise UserError(
-            f"data.val_split cannot divide the samples: {first_line(error)}",
-            "give more samples or groups, or another --data.val_split",
-            2,
-        ) from error
+    makes, int64."""
+    for _, part in splitter.split(classes, classes, groups):
+        yield torch.as_tensor(part)
+
+
+def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tensor, Any]:
+    """Return the labels by which samples are divided: class numbers, int64 (N,), and
+    the numbers of groups, an array (N,). Unknown labels become zeros. Raise UserError
+    if the classes are unknown for the kind "stratified".
+
+    Args:
+        kind: The flag data.val_split.
+        groups: The numbers of the groups, or None if they are unknown.
+    """
+    num = len(samples)
+    classes = class_numbers(samples)
+    if classes is None:
+        if kind == "stratified":
+            raise UserError(
+                "data.val_split stratified: the classes of the samples are unknown",
+                "they are int64 targets (N,), or the attribute `targets` of a Dataset",
+                2,
+            )
+        classes = torch.zeros(num, dtype=torch.int64)
+    if groups is None:
+        groups = np.zeros(num)
+    return classes, groups
 
 
 def as_groups(labels: Any, num: int, name: str) -> Any:
-    """Return a number for the group of each sample, int64 (num,).
+    """Return a number for the group of each sample, int64 (num,). Raise UserError if
+    there is not one label for each sample.
 
-    labels: Integers or texts. Equal texts are a group, so that missing labels are one.
-    name: The class of the data module, for the message.
-    Raise UserError if there is not one label for each sample.
+    Args:
+        labels: Integers or texts. Equal texts are a group, so missing labels are one.
+        name: The class of the data module, for the message.
     """
     _, groups = np.unique(np.asarray(labels).astype(str), return_inverse=True)
     if groups.shape != (num,):
@@ -182,8 +186,37 @@ def as_groups(labels: Any, num: int, name: str) -> Any:
 
 
 def hash_of(index: Tensor) -> str:
-    """Return a hash of the positions of samples, int64 (N,), as text."""
     return hashlib.sha256(index.numpy().tobytes()).hexdigest()
+
+
+def check_unchanged(
+    name: str, saved: dict[str, str], now: dict[str, str], trains: bool
+) -> None:
+    """Raise UserError if a split differs from the checkpoint. If no training follows,
+    print a line instead.
+
+    Args:
+        name: The class of the data module, for the message.
+        saved, now: {split: hash of its samples}. Only splits in both are compared.
+        trains: Whether a training follows. Then the test set of the data may differ,
+            since no sample of it is trained.
+    """
+    changed = [split for split in saved if now.get(split, saved[split]) != saved[split]]
+    if trains and "test" in changed:
+        changed.remove("test")
+    if not changed:
+        return
+    problem = (
+        f"{name} has other {changed[0]} samples than in the training, or in another "
+        "order: the data or a package has changed"
+    )
+    if trains:
+        raise UserError(
+            problem,
+            "restore the data, and the versions in environment.txt, or start a new run "
+            "without --ckpt_path",
+        )
+    say(f"Warning: {problem}. The training may have had samples of this split")
 
 
 def fingerprint(samples: Samples) -> str:
@@ -212,13 +245,10 @@ def names_of_files(dataset: Any) -> bytes:
     names = []
     for attribute in LISTS_OF_FILES:
         files = getattr(dataset, attribute, None)
-        if not isinstance(files, list):
-            continue
-        for file in files:
-            if isinstance(file, tuple):  # with the class number
-                file, *_ = file
-            if isinstance(file, str | Path):
-                names.append(Path(file).name)
+        if isinstance(files, list):
+            # torchvision's `samples` are pairs with the class number
+            files = [file[0] if isinstance(file, tuple) else file for file in files]
+            names += [Path(file).name for file in files if isinstance(file, str | Path)]
     return "\n".join(names).encode(errors="replace")
 
 

@@ -53,12 +53,8 @@ def alternating_flip(images: Tensor, epoch: int) -> Tensor:
 
 
 def flip_where(mask: Tensor, images: Tensor) -> Tensor:
-    """Return the images, mirrored left to right where the mask is true.
-
-    Args:
-        mask: bool (N,).
-        images: (N, C, H, W) of any dtype.
-    """
+    """Return the images (N, C, H, W), mirrored left to right where the mask (N,) is
+    true."""
     # index_select copies whole images. torch.where chooses pixel by pixel, which is
     # slower.
     both = torch.cat([images, images.flip(-1)])

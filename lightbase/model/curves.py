@@ -28,8 +28,8 @@ from torch import Tensor
 
 from lightbase.compat import batch_index, logged_step, num_batches
 from lightbase.config.errors import UserError, say
-from lightbase.data.batches import to_host
 from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import to_host
 from lightbase.model.metrics import (
     Accumulator,
     as_curve_names,

@@ -1,7 +1,7 @@
 """Means and metrics of many batches: the values of the curves.
 
-`Accumulator` adds up the batches of a stage. The functions below it are its steps: the
-sums of the means, the value of a metric as numbers, and the names of the curves.
+Read `Accumulator` first: it adds up the batches of a stage. The functions below it are
+its steps.
 """
 
 import re
@@ -18,9 +18,12 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lightbase.config.errors import UserError
 from lightbase.config.known_errors import noted
-from lightbase.data.batches import map_tensors, tensors_in, to_host
+from lightbase.data.tensors import map_tensors, tensors_in, to_host
 
 Metrics = dict[str, Metric | None] | MetricCollection
+
+Pairs = list[tuple[Any, Any]]
+"""Outputs and targets of batches."""
 
 WAY_OUT = (
     "does it fit the task? Metrics of classes take class numbers int64 (N,), such as "
@@ -37,8 +40,8 @@ TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 """Packages whose metrics need integers as targets."""
 
 COUNTED = "counted targets"
-"""The name of a value that is no curve: the share of the targets that the loss does not
-ignore. The loss is weighted by it."""
+"""The name of the share of the targets that the loss does not ignore. The loss is
+weighted by it, and it makes no curve."""
 
 
 class Accumulator:
@@ -60,7 +63,7 @@ class Accumulator:
         it is reset separately.
     sums: Tensor (names + 1,): the sums over the samples of each value, and the number
         of samples. It is None without a sample.
-    non_scalar_values: Values of metrics in the newest result that are no curves, such
+    non_scalar_values: Values of metrics in the newest result that make no curve, such
         as a confusion matrix.
     is_on_host: Whether `flush` computes on the CPU.
     """
@@ -84,7 +87,7 @@ class Accumulator:
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None
         self.has_metrics = False
-        # how many targets of classification metrics are no class numbers
+        # targets of classification metrics that are not class numbers
         self.num_broken: Any = 0
         self.metrics.reset()
         self._forget_waiting()
@@ -93,7 +96,7 @@ class Accumulator:
         """Empty the lists of batches that wait for `flush`."""
         self.values: list[Tensor] = []  # of the waiting batches, one after the other
         self.sizes: list[int] = []
-        self.pairs: list[tuple[Any, Any]] = []  # outputs and targets
+        self.pairs: Pairs = []
         self.num_waiting = 0  # numbers in the outputs
 
     def has_samples(self) -> bool:
@@ -136,62 +139,57 @@ class Accumulator:
         if not self.sizes:
             return
         values = torch.stack(self.values)
-        pairs: dict[bool, Any] = {}
-        if self.pairs:
-            pairs = {sees_batches(x): self.pairs for x in self.metrics.values()}
-        if False in pairs:
-            pairs[False] = concatenated(self.pairs)
+        joined = concatenated(self.pairs)
+        batches = []
+        if any(sees_batches(metric) for metric in self.metrics.values()):
+            batches = self.pairs
         if self.is_on_host:
-            values, pairs = to_host((values, pairs))
+            values, joined, batches = to_host((values, joined, batches))
         sums = sums_of(values.view(len(self.sizes), -1), self.sizes)
-        self.merge(self.names, sums, pairs)
+        self.merge(self.names, sums, joined, batches)
         if self.epoch:
-            self.epoch.merge(self.names, sums, pairs)
+            self.epoch.merge(self.names, sums, joined, batches)
         self._forget_waiting()
 
     def merge(
-        self, names: tuple[str, ...], sums: Tensor, pairs: dict[bool, Any]
+        self, names: tuple[str, ...], sums: Tensor, joined: Pairs, batches: Pairs
     ) -> None:
         """Add samples to the sums and the metrics. They move to the device of `sums`.
 
         names: The names of the values.
         sums: (names + 1,), in the same form as the attribute `sums`.
-        pairs: The outputs and targets of batches: {True: of each batch, False: of
-            several batches together}, for metrics that `sees_batches` tells apart.
+        joined: Outputs and targets of several batches together.
+        batches: Outputs and targets of each batch, for metrics that `sees_batches`.
         """
         self.names = names
         if self.sums is not None:
             sums = self.sums.to(sums) + sums
         self.sums = sums
         self.metrics.to(sums.device, non_blocking=sums.is_cuda)
-        if pairs:
+        if joined:
             self.has_metrics = True
         with isolate_rng(include_cuda=False):  # a BootStrapper draws numbers
             for name, metric in self.metrics.items():
-                for outputs, targets in pairs.get(sees_batches(metric), []):
+                pairs = joined
+                if sees_batches(metric):
+                    pairs = batches
+                for outputs, targets in pairs:
                     self.update(name, metric, outputs, targets)
 
     def update(self, name: str, metric: Metric, outputs: Any, targets: Any) -> None:
-        """Add a batch to a metric. Metrics of classes or masks need integers, so
-        targets of floating-point numbers are converted for them. `num_broken` counts
-        the targets that this changes, and those that are no class; `result` refuses
-        them.
+        """Add a batch to a metric. Metrics of classes or masks get their targets as
+        integers. `num_broken` counts the targets that are not class numbers; `result`
+        refuses them.
 
         An error of the metric gets a note with its name.
         """
         labels = targets
-        is_float = isinstance(targets, Tensor) and targets.is_floating_point()
-        if is_float and takes_labels(metric):
+        if isinstance(targets, Tensor) and takes_labels(metric):
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
-            self.num_broken = self.num_broken + (labels != targets).sum()
-            # One-hot targets: torchmetrics would take each 0 and 1 for a class. Outputs
-            # that are class numbers may have the shape of the targets.
-            is_multiclass = "Multiclass" in type(metric).__name__
-            if is_multiclass and outputs.is_floating_point():
-                self.num_broken += int(outputs.shape == targets.shape)
-        elif isinstance(targets, Tensor):
-            self.num_broken = self.num_broken + num_outside(metric, targets)
+            self.num_broken = self.num_broken + num_not_classes(
+                metric, outputs, targets
+            )
         try:
             metric.update(outputs, labels)
         except Exception as error:
@@ -208,7 +206,7 @@ class Accumulator:
 
         A metric that is not defined for a single sample is NaN in a point of train/.
 
-        Raise UserError if a classification metric got targets that are no class
+        Raise UserError if a classification metric got targets that are not class
         numbers, or if two values have one name.
         """
         self.flush()
@@ -217,7 +215,7 @@ class Accumulator:
         total = reduce(self.sums)
         if reduce(self.num_broken) > 0:
             raise UserError(
-                "a classification metric got targets that are no whole numbers from 0 "
+                "a classification metric got targets that are not whole numbers from 0 "
                 "to num_classes - 1",
                 "give class numbers (argmax(1) of one-hot targets), round them, give "
                 "the ignore_index of the loss to the metric, or take a metric of "
@@ -282,7 +280,7 @@ class Accumulator:
         """
         if state["sums"] is None:
             return
-        self.merge(tuple(state["names"]), state["sums"], {})
+        self.merge(tuple(state["names"]), state["sums"], [], [])
         saved = state["metrics"]
         for name, metric in self.metrics.items():
             if name not in saved:
@@ -310,17 +308,19 @@ def sums_of(values: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([(values * weights).sum(0), num_samples])
 
 
-def num_outside(metric: Metric, targets: Tensor) -> Any:
-    """Return how many targets are neither classes of a metric nor ignored by it. It is
-    0 for a metric that checks its targets itself.
-
-    targets: Integers of any shape.
-    """
+def num_not_classes(metric: Metric, outputs: Tensor, targets: Tensor) -> Any:
+    """Return how many targets of a metric are not class numbers. A metric with
+    `validate_args` checks itself whether they are in its range."""
+    num = (targets.long() != targets).sum()
+    # One-hot targets: torchmetrics would take each 0 and 1 for a class. Outputs that
+    # are class numbers may have the shape of the targets.
+    if "Multiclass" in type(metric).__name__ and outputs.is_floating_point():
+        num = num + int(outputs.shape == targets.shape)
     options = vars(metric)
-    if options.get("validate_args", True) or not options.get("num_classes"):
-        return 0
-    is_outside = (targets < 0) | (targets >= options["num_classes"])
-    return (is_outside & (targets != options["ignore_index"])).sum()
+    if not options.get("validate_args", True) and options.get("num_classes"):
+        is_outside = (targets < 0) | (targets >= options["num_classes"])
+        num = num + (is_outside & (targets != options["ignore_index"])).sum()
+    return num
 
 
 def counted_loss(loss: Tensor, targets: Any, index: int | None) -> dict[str, Tensor]:
@@ -330,8 +330,7 @@ def counted_loss(loss: Tensor, targets: Any, index: int | None) -> dict[str, Ten
     loss: The mean over the targets that are not `index`, one number.
     targets: Only integers are counted.
     """
-    is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
-    if index is None or not is_integer:
+    if index is None or not isinstance(targets, Tensor) or targets.is_floating_point():
         return {"loss": loss}
     share = (targets != index).to(loss.dtype).mean().reshape(loss.shape)
     # the mean over no target is NaN
@@ -345,17 +344,18 @@ def ignore_targets(metrics: MetricCollection, index: int | None) -> None:
             part.ignore_index = index  # type: ignore[assignment]
 
 
-def concatenated(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def concatenated(pairs: Pairs) -> Pairs:
     """Return the pairs as one pair of tensors, so that each metric is updated once.
-    Return them as they are if they are no tensors, or if the samples have several
-    shapes.
+    Return them as they are if they are not tensors, or if their shapes differ.
 
-    pairs: The outputs and targets of at least one batch.
+    pairs: The outputs and targets of each batch.
     """
+    if not pairs:
+        return []
     outputs, targets = zip(*pairs, strict=True)
     try:
         return [(torch.cat(outputs), torch.cat(targets))]
-    except (TypeError, RuntimeError):  # no tensors, or of several shapes
+    except (TypeError, RuntimeError):  # not tensors, or of several shapes
         return pairs
 
 
@@ -378,7 +378,7 @@ def takes_labels(metric: Metric) -> bool:
 
 def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a metric's value by name. The parts that become curves are
-    tensors float32 (); all other parts are no curves.
+    tensors float32 ().
 
     A number is the curve NAME. The values of a dict are NAME_KEY. A vector with a value
     for each class becomes the curves STAGE_METRIC/CLASS, such as val_class_acc/cat:
@@ -409,9 +409,8 @@ def numbers(name: str, value: Any, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def as_curve_names(classes: Sequence[str]) -> list[str]:
-    """Return the names in a form that all loggers, such as MLflow, and file names
-    allow: "a b/c" becomes a_b_c. If two names are equal then, all get their index, such
-    as a_0 and b_1, so that no two are equal."""
+    """Return the names in a form that all loggers and file names allow: "a b/c" becomes
+    a_b_c. If two names are equal then, all get their index, such as a_0 and b_1."""
     names = [re.sub(r"[^\w.-]+", "_", name) for name in classes]
     if len({*names}) == len(names):
         return names

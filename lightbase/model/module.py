@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from lightbase.compat import newest_batch
 from lightbase.config.errors import UserError, say
-from lightbase.data.batches import inputs_of, map_tensors, plain_numbers
+from lightbase.data.tensors import inputs_of, map_tensors, plain_numbers
 from lightbase.model.curves import Curves, Stage
 from lightbase.model.metrics import Metrics, collection, counted_loss
 from lightbase.model.optim import (
@@ -140,59 +140,32 @@ class BaseModule(LightningModule):
         self.has_weights = False
         self.is_compiled = False
         self.curves_callback = Curves()  # in a run, `make_trainer` places it
-        if compile_net is None:
-            if compile_mode is not None:
-                raise UserError(
-                    f"compile_mode {compile_mode} needs --model.compile_net inductor",
-                    status=2,
-                )
-        elif compile_net not in torch.compiler.list_backends(exclude_tags=()):
-            raise ValueError(
-                f"compile_net {compile_net!r} is no backend such as inductor"
+        if compile_mode is not None and compile_net is None:
+            raise UserError(
+                f"compile_mode {compile_mode} needs --model.compile_net inductor",
+                status=2,
             )
 
     @classmethod
-    def load_from_checkpoint(
+    def load_from_checkpoint(  # type: ignore[override]
         cls,
         checkpoint_path: Any,
         map_location: Any = None,
-        hparams_file: Any = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
-        trust: bool = False,
+        strict: bool = True,
         **arguments: Any,
     ) -> Self:
-        """Return the module with the weights of a checkpoint.
-
-        With `arguments`, which are the arguments of the constructor, the module is
-        built from them alone, and only weights are read from the file. Without
-        `arguments` the module is built from the config in the file. The config can name
-        any class, so the file must be yours or `trust` must be True: see
-        `lightbase.load`.
-
-        Raise UserError if the file is of another class, or cannot be used.
+        """Return a module that is built from `arguments`, the arguments of the
+        constructor, and has the weights of a checkpoint. The classes that the file
+        names are not used: `lightbase.load` builds those of your runs.
 
         map_location: The device of the module. By default it is the CPU.
-        hparams_file: It must be None. Lightning's method has this argument.
         strict: If False, the file may lack some tensors, which keep their initial
-            values. It has an effect only with `arguments`.
-        weights_only: It must be None or True.
-        trust: Build the module from the config of the file even if it is not yours.
-        """
-        from lightbase import load  # it imports this module
+            values.
 
-        if hparams_file is not None or weights_only is False:
-            raise UserError(
-                "load_from_checkpoint reads weights only: give the arguments by name"
-            )
-        if arguments:
-            module = cls(**arguments)
-            load_weights(module, Path(checkpoint_path), is_complete=strict is not False)
-        else:
-            loaded, _ = load(checkpoint_path, trust=trust)
-            if not isinstance(loaded, cls):
-                raise UserError(f"{checkpoint_path} is of a {type(loaded).__name__}")
-            module = loaded
+        Raise UserError if the file cannot be used.
+        """
+        module = cls(**arguments)
+        load_weights(module, Path(checkpoint_path), is_complete=strict)
         if map_location is not None:
             module.to(map_location)
         return module
@@ -243,7 +216,10 @@ class BaseModule(LightningModule):
             return
         sums = curves.means[stage]
         if loss.numel() > 1:
-            raise UserError("the loss is no single number: give it a mean (reduction)")
+            raise UserError(
+                f"loss must be a scalar, got shape {tuple(loss.shape)}",
+                'set reduction="mean"',
+            )
         means = {"loss": loss}
         if stage != "train":
             means = counted_loss(loss, targets, curves.ignored_target)
@@ -282,8 +258,8 @@ class BaseModule(LightningModule):
     def prepare_net(self, trains: bool) -> None:
         """Prepare the network: weights, memory layout, compilation.
 
-        The callback Curves calls this before each fit or test. It is no hook of
-        Lightning, because a subclass may override a hook without calling super().
+        The callback Curves calls this before each fit or test. Lightning's hooks do not
+        serve, because a subclass may override them without calling super().
 
         trains: Whether a training follows. Only a training loads and freezes weights.
         """

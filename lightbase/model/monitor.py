@@ -38,7 +38,7 @@ def choose_monitor(
     Return None if best.ckpt is the last epoch. The test set never selects an epoch.
 
     Raise UserError if --patience or ReduceLROnPlateau needs a metric and there is none,
-    or if nobody knows whether a lower value is better.
+    or if it is unknown whether a lower value is better.
     """
     reason = why_unvalidated(config.trainer, model, data)
     if reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
@@ -49,7 +49,7 @@ def choose_monitor(
         )
     name = config.monitor
     if name == "auto":
-        name = None  # nobody knows what other modules log
+        name = None  # the metrics of a plain LightningModule are not known before
         if isinstance(model, BaseModule):
             name = f"val/{first_comparable(model)}"
     if name is None and not reason:
@@ -62,10 +62,7 @@ def choose_monitor(
                 GIVE_VALIDATION,
                 2,
             )
-        text = f"best.ckpt is the last epoch ({reason})"
-        if config.monitor_mode:
-            text += f"; --monitor_mode {config.monitor_mode} has no effect"
-        say(text)
+        say(f"best.ckpt is the last epoch ({reason})")
         return None
     mode = config.monitor_mode or better(name, model)
     order = "lowest" if mode == "min" else "highest"
@@ -124,11 +121,9 @@ def better(monitor: str, model: LightningModule) -> str:
             return "max" if metrics[name].higher_is_better else "min"
     mode = better_by_name(name)
     if mode is None:
-        problem = (
-            f"--monitor {monitor}: is a higher or a lower value better? give "
-            "--monitor_mode max or min"
+        raise UserError(
+            f"--monitor {monitor}: is a higher or a lower value better?",
+            "give --monitor_mode max or min",
+            2,
         )
-        if isinstance(model, BaseModule):  # nobody knows what other modules log
-            problem += ", or --monitor val/loss"
-        raise UserError(problem, status=2)
     return mode

@@ -108,13 +108,8 @@ KINDS = {
 
 
 def find_class(kind: str, name: str) -> Any:
-    """Return the class with a name.
-
-    kind: "optimizer" or "scheduler".
-    name: A class of torch or of this file, or the import path of any class.
-
-    Raise UserError if there is no such class of this kind.
-    """
+    """Return the class of an "optimizer" or "scheduler" by its name in torch or in this
+    file, or by its import path. Raise UserError if it does not exist."""
     module, base = KINDS[kind]
     cls = SCHEDULERS.get(name) or getattr(module, name, None)
     if cls is None and "." in name:
@@ -123,18 +118,16 @@ def find_class(kind: str, name: str) -> Any:
         return cls
     hint = did_you_mean(name, {*module.__all__, *SCHEDULERS} - {base.__name__})
     raise UserError(
-        f"model.{kind} {name!r} is no {kind} of {module.__name__}{hint}", status=2
+        f"model.{kind}: no {kind} {name!r} in {module.__name__}{hint}", status=2
     )
 
 
 def build(kind: str, cls: type, args: Options, first: Any, **filled_in: Any) -> Any:
-    """Return `cls(first, **filled_in, **args)`.
+    """Return `cls(first, **filled_in, **args)`. Raise UserError if the class does not
+    take an argument, or refuses its value.
 
-    kind: "optimizer" or "scheduler", for the message.
     first: The parameter groups of an optimizer, or the optimizer of a scheduler.
     filled_in: Arguments that the library chooses, such as the learning rate.
-
-    Raise UserError if the class does not take an argument, or refuses its value.
     """
     try:
         return cls(first, **filled_in, **args)
@@ -293,12 +286,11 @@ def grouped(
     names = [name for name, _ in rest]
     chosen = []
     for group, options in groups.items():
-        flag = f"model.parameter_groups.{group}"
         members = [x for name, x in rest if matches(group, name, x)]
         rest = [(name, x) for name, x in rest if not matches(group, name, x)]
         if not members:
             rule = "each parameter is in the first group that it matches"
-            raise no_such_name(f"{flag} ({rule})", group, names)
+            raise no_such_name(f"model.parameter_groups.{group} ({rule})", names)
         chosen.append({**options, "params": members, "name": group})
     if not rest:
         return chosen
@@ -322,19 +314,13 @@ def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
     return not is_lazy(part) and part.dim() == 1
 
 
-def no_such_name(flag: str, pattern: str, names: list[str]) -> UserError:
-    """Return the error for a pattern that selects nothing. It proposes a similar name,
-    or lists the first four.
-
-    flag: The setting that holds the pattern, for the message.
-    names: The names of all parameters.
-    """
-    parts = [name.partition(".")[0] for name in names]
-    hint = did_you_mean(pattern, [*names, *parts])
-    if not hint:
-        hint = f"; some names: {', '.join(names[:4])}"
+def no_such_name(flag: str, names: list[str]) -> UserError:
+    """Return the error for a flag with a pattern that selects none of the names."""
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
     return UserError(
-        f"{flag}: no parameter of the network has such a name{hint}", status=2
+        f"{flag}: no parameter of the network has such a name",
+        f"its parts are {', '.join(parts)[:200]}",
+        2,
     )
 
 

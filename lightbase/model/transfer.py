@@ -177,7 +177,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     Return the modules that are now in eval mode, because all their parameters are
     frozen. Call `eval` on them again after `model.train()`.
 
-    Raise UserError for a pattern that matches nothing, or if nothing would train.
+    Raise UserError for a pattern that matches nothing.
     """
     named = {
         name.removeprefix("net."): parameter
@@ -186,17 +186,13 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
     for pattern in patterns:
         names = [name for name in named if matches(pattern, name, named[name])]
         if not names:
-            raise no_such_name(f"model.freeze {pattern}", pattern, [*named])
+            raise no_such_name(f"model.freeze {pattern}", [*named])
         for name in names:
             named[name].requires_grad_(False)
     parameters = {*named.values()}  # a shared one has several names
-    frozen = [value.numel() for value in parameters if not value.requires_grad]
-    if len(frozen) == len(parameters):
-        raise UserError(
-            f"model.freeze {', '.join(patterns)}: nothing would train", status=2
-        )
+    frozen = sum(value.numel() for value in parameters if not value.requires_grad)
     total = sum(value.numel() for value in parameters)
-    say(f"Frozen: {sum(frozen):,} of {total:,} parameters")
+    say(f"Frozen: {frozen:,} of {total:,} parameters")
     warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
     in_eval = []
     for module in model.modules():

@@ -26,7 +26,7 @@ from lightbase.config.errors import UserError, say
 from lightbase.config.files import write_whole
 from lightbase.config.spec import as_plain
 from lightbase.config.tables import as_text
-from lightbase.data.batches import tensors_in, to_host
+from lightbase.data.tensors import tensors_in, to_host
 from lightbase.model.curves import stage_name
 from lightbase.model.transfer import load_checked
 

@@ -8,8 +8,8 @@ from example.data.synthetic import SyntheticImages
 from torch import Tensor, nn
 
 from lightbase.config.errors import UserError
-from lightbase.data.batches import Batch
 from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import Batch
 
 
 class ConvNet(nn.Module):

@@ -18,7 +18,7 @@ from written import equal, weights
 
 import lightbase
 from lightbase.config.errors import UserError
-from lightbase.data.batches import as_tensors
+from lightbase.data.tensors import as_tensors
 
 X = np.random.default_rng(0).normal(size=(100, 4))
 Y = (X.sum(1) > 0).astype(int)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from written import checkpoint, checkpoint_file, equal, weights
 
 from lightbase.commands.train import main
-from lightbase.data.batches import Batch
+from lightbase.data.tensors import Batch
 from lightbase.model.curves import run_folder
 from lightbase.run.stops import StopOnSignal
 

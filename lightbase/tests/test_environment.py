@@ -15,9 +15,6 @@ import pytest
 from filelock import FileLock
 from lightning import Callback
 from paths import HERE, TINY, Train, fails
-from torch.utils.data import DataLoader, Dataset
-
-from lightbase.data.batches import print_worker_error, share_from_worker
 
 
 def run(root: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -54,25 +51,6 @@ def test_a_file_system_without_locks(train: Train, monkeypatch, capsys):
     problem, way_out = fails(capsys, 1, train).splitlines()
     assert problem.endswith("No locks available")
     assert way_out == "give another one"
-
-
-class Hooks(Dataset[Any]):
-    """Each sample tells whether the worker leaves out errors of a lost connection."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> bool:
-        return sys.excepthook is print_worker_error
-
-
-def test_the_workers_of_a_killed_training_print_no_traceback(capfd):
-    loader = DataLoader(Hooks(), num_workers=1, collate_fn=share_from_worker)
-    assert [*loader] == [[False], [True]]
-    print_worker_error(ConnectionResetError, ConnectionResetError(104), None)
-    assert capfd.readouterr().err == ""
-    print_worker_error(ValueError, ValueError("a bug"), None)
-    assert "a bug" in capfd.readouterr().err
 
 
 class RemoveFolder(Callback):

@@ -136,9 +136,6 @@ class BrokenDataset(BrokenImages):
         return Subset(samples, range(len(samples)))
 
 
-LINE = "has NaN or infinite numbers in 1 samples, first in sample 7\n"
-
-
 @pytest.mark.parametrize("steps", [1, 7, 1000])
 @pytest.mark.parametrize(
     ("name", "value", "dtype"),
@@ -160,9 +157,7 @@ def test_data_with_nan_is_told_from_a_diverging_loss(
     with pytest.raises(SystemExit) as caught:
         train(flags)
     assert caught.value.code == 1
-    out, error = capsys.readouterr()
-    assert (LINE in out) == (name == "BrokenImages")
-    first, second = error.splitlines()
+    first, second = capsys.readouterr().err.splitlines()
     assert re.search(r"a value of a batch since step \d+ is NaN or infinite", first)
     assert "in the data" in second
     assert not [*tmp_path.rglob("version_*")]

@@ -137,7 +137,7 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         (
             f"{ON_TINY} --model.criterion torch.nn.CrossEntropyLoss "
             "--model.criterion.reduction none",
-            "no single number",
+            "loss must be a scalar",
         ),
         (
             f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",

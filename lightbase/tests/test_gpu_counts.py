@@ -16,7 +16,7 @@ import torch
 from paths import Train, fails
 from torch import nn
 
-from lightbase.data.batches import tensors_in
+from lightbase.data.tensors import tensors_in
 from lightbase.run.checkpoint import AtomicCheckpointIO
 
 pytestmark = pytest.mark.gpu

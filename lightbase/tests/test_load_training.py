@@ -149,19 +149,20 @@ def test_the_weights_are_of_the_samples_that_are_left_for_training(options):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([1.0] * 59, r"\[59\] weights from 1.0 to 1.0, for 60 samples\nreturn"),
-        (torch.ones(60, 1), r"\[60, 1\] weights"),
-        ([-1.0] + [2.0] * 59, "from -1.0 to 2.0"),
-        ([float("nan")] + [2.0] * 59, "from nan to nan"),
-        ([float("inf")] + [2.0] * 59, "from 2.0 to inf"),
-        ([0] * 60, "from 0.0 to 0.0"),
+        ([1.0] * 59, r"sample_weights: \[59\] weights for 60 samples\nreturn"),
+        (torch.ones(60, 1), r"sample_weights: \[60, 1\] weights"),
+        # torch's own errors
+        ([-1.0] * 60, "entry < 0"),
+        ([float("nan")] * 60, "entry"),
+        ([float("inf")] * 60, "infinity or NaN"),
+        ([0] * 60, "sum of probabilities <= 0"),
     ],
 )
 def test_weights_that_cannot_be_drawn_from_are_refused(given, words):
     data = Weighted()
     data.given = given
-    with pytest.raises(UserError, match=f"sample_weights: .*{words}"):
-        attach(data)
+    with pytest.raises((UserError, RuntimeError), match=words):
+        next(iter(attach(data).train_dataloader()))
 
 
 class Rare(SyntheticImages):
@@ -229,7 +230,5 @@ def test_the_ranks_share_one_draw_and_a_resume_repeats_it() -> None:
     assert together == [sorted(batch) for batch in one]
     assert draws(96, 1, **options) == [one]
     assert draws(96, 2, **options) != [one]
-    (at_once,) = draws(96, 1, batches_at_once=20, **options)
-    assert [*chain(*at_once)] == [*chain(*one)]
     # overfit_batches repeats the draws of one epoch
     assert draws(96, 1) == draws(96, 2)

@@ -146,7 +146,6 @@ def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None
     ("options", "message"),
     [
         ({"head": {"lr": 0.1}}, "no parameter of the network has such a name"),
-        ({"0.wieght": {"lr": 0.1}}, "did you mean 0.weight"),
         ({"0": {"momentun": 0.1}}, "no option momentun of SGD; it has .*, momentum,"),
         ({"0": {"fused": True}}, "no option fused"),
         ({"*.bias": {}, "0.bias": {}}, "in the first group that it matches"),

@@ -204,9 +204,6 @@ def test_a_run_of_a_yaml_is_opened_by_every_script(
     assert PROJECT.package == "example"
     assert module.net.layers[1].out_features == 8
     assert isinstance(data, LightningDataModule)
-    assert isinstance(Classifier.load_from_checkpoint(best), Classifier)
-    with pytest.raises(UserError, match=r"is of a Classifier"):
-        type("Other", (Classifier,), {}).load_from_checkpoint(best)
 
 
 def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from lightbase.data.batches import EpochBatchSampler
+from lightbase.data.sampler import EpochBatchSampler
 
 
 def batches(
@@ -55,16 +55,6 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 
     assert order(1, 0) == order(1, 0)
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
-
-
-def test_several_batches_at_once_are_the_same_batches() -> None:
-    (single,) = batches(53, 5, shuffle=True, seed=1)
-    sampler = EpochBatchSampler(53, 5, shuffle=True, seed=1, batches_at_once=4)
-    assert [len(chunk) for chunk in sampler] == [20, 20, 13]
-    assert len(sampler) == 11
-    assert list(chain(*sampler)) == list(chain(*single))
-    sampler.first_batch = 6
-    assert list(chain(*sampler)) == list(chain(*single[6:]))
 
 
 def test_each_batch_has_its_own_seed_whatever_was_read_before() -> None:

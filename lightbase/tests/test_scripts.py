@@ -4,21 +4,19 @@ them, and how files are written."""
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from paths import HERE, TINY, fails, script
 from PIL import Image
-from PIL.TiffImagePlugin import SAMPLEFORMAT, ImageFileDirectory_v2
 from written import checkpoint_file, equal, weights
 
 from lightbase.commands.arguments import evaluate, export, predict
 from lightbase.commands.script import print_traceback
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
-from lightbase.data.images import read_image, say_frames
+from lightbase.data.images import read_image
 
 
 def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):
@@ -88,47 +86,21 @@ def test_the_link_that_a_crash_has_left_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("white", "dtype"),
-    [
-        (65535, "uint16"),
-        (1, "float32"),
-        (255, "float32"),
-        (65535, "int32"),
-        (255, "int32"),
-        (255, "uint8"),
-    ],
-)
+@pytest.mark.parametrize(("white", "dtype"), [(65535, "uint16"), (255, "uint8")])
 def test_a_grey_image(tmp_path: Path, white: int, dtype: str) -> None:
     values = np.full((8, 8), white, dtype=dtype)
-    values[:, :4] = values[0, 0] / 2
-    Image.fromarray(values).save(tmp_path / "x.tiff")
-    pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))[0]
-    assert pixels[0, 7] == 255
-    assert abs(int(pixels[0, 0]) - 127) <= 1
+    values[:, :4] = white / 2
+    for name in ("x.tiff", "x.png"):
+        Image.fromarray(values).save(tmp_path / name)
+        pixels = read_image(tmp_path / name, (1, 8, 8))[0]
+        assert pixels[0, 7] == 255
+        assert abs(int(pixels[0, 0]) - 127) <= 1
 
 
-@pytest.mark.parametrize(
-    ("values", "tags"),
-    [
-        ([0, 256], {"dtype": "float32"}),
-        ([-0.5, 0.5], {"dtype": "float32"}),
-        ([float("nan"), 0.5], {"dtype": "float32"}),
-        ([0, 70_000], {"dtype": "int32"}),
-        ([-1, 300], {"dtype": "int32"}),
-        ([0, 300], {"dtype": "uint16", "sign": 2}),
-        ([0, 200], {"dtype": "uint8", "sign": 2}),
-    ],
-)
-def test_an_image_whose_white_is_unknown_is_refused(
-    tmp_path: Path, values: list[float], tags: dict[str, Any]
-) -> None:
-    info = ImageFileDirectory_v2()
-    if "sign" in tags:
-        info[SAMPLEFORMAT] = tags["sign"]
-    image = Image.fromarray(np.array([values] * 2, dtype=tags["dtype"]))
-    image.save(tmp_path / "x.tiff", tiffinfo=info)
-    with pytest.raises(UserError, match="it is unknown which one is white; convert"):
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_an_image_whose_white_is_unknown_is_refused(tmp_path: Path, dtype: str) -> None:
+    Image.fromarray(np.ones((2, 2), dtype=dtype)).save(tmp_path / "x.tiff")
+    with pytest.raises(UserError, match="numbers of 32 bits"):
         read_image(tmp_path / "x.tiff", (1, 2, 2))
 
 
@@ -152,15 +124,12 @@ def test_colours_of_each_mode(tmp_path: Path, mode: str, name: str) -> None:
     assert (colours - expected).abs().max() < 26
 
 
-def test_images_of_several_frames_are_said_once(tmp_path, capsys):
-    say_frames.cache_clear()
+def test_of_several_frames_the_first_one_is_read(tmp_path: Path) -> None:
     frames = [Image.new("L", (8, 8), grey) for grey in (200, 0)]
     for name in ("x.tiff", "x.gif"):
         file = tmp_path / name
         frames[0].save(file, save_all=True, append_images=frames[1:])
         assert (read_image(file, (1, 8, 8)) == 200).all()
-    line = "Images: of several frames or pages in a file, the first one is read\n"
-    assert capsys.readouterr().out == line
 
 
 def test_transparent_and_turned_images(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lightning import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightbase.data.batches import TensorBatches
+from lightbase.data.loader import TensorBatches
 from lightbase.watch import step_timer
 from lightbase.watch.step_timer import PHASES, RULES, PhaseClock, StepTimer, advice
 

@@ -10,8 +10,7 @@ from attached import attach
 from given import Given
 from small import Points
 
-from lightbase.data.batches import DatasetSamples
-from lightbase.data.module import as_samples
+from lightbase.data.loader import DatasetSamples, as_samples
 
 
 class Table:

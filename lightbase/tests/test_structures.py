@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from written import checkpoint_file, equal, weights
 
 from lightbase import BaseDataModule, BaseModule, UserError
-from lightbase.data.batches import TensorBatches, map_tensors, tensors_in
+from lightbase.data.loader import TensorBatches
+from lightbase.data.tensors import map_tensors, tensors_in
 
 
 class Named(NamedTuple):

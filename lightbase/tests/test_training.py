@@ -29,7 +29,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
-from lightbase.data.batches import EpochBatchSampler, ResumableLoader
+from lightbase.data.loader import ResumableLoader
+from lightbase.data.sampler import EpochBatchSampler
 
 THREE_EPOCHS = "--trainer.max_epochs 3"
 STEP_LR = "--model.scheduler StepLR --model.scheduler_args.step_size 1"

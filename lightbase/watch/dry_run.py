@@ -28,16 +28,10 @@ from torch.utils.data import Subset
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.known_errors import noted
 from lightbase.config.spec import RunSpec
-from lightbase.data.batches import (
-    DatasetSamples,
-    ResumableLoader,
-    for_network,
-    inputs_of,
-    targets_of,
-    tensors_in,
-)
+from lightbase.data.loader import DatasetSamples, ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.data.splits import class_numbers
+from lightbase.data.tensors import for_network, inputs_of, targets_of, tensors_in
 from lightbase.model.module import MIXED, BaseModule, has_named_optimizer
 from lightbase.model.optim import (
     MISTAKES,

@@ -23,15 +23,9 @@ from torchvision.utils import make_grid
 
 from lightbase.config.errors import say
 from lightbase.config.files import write_whole
-from lightbase.data.batches import (
-    DatasetSamples,
-    Samples,
-    inputs_of,
-    spread,
-    targets_of,
-    to_host,
-)
+from lightbase.data.loader import DatasetSamples, Samples
 from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import inputs_of, spread, targets_of, to_host
 from lightbase.model.curves import (
     Picture,
     Stage,

@@ -9,7 +9,7 @@ from torch.nn.utils import get_total_norm
 
 from lightbase.config.errors import UserError
 from lightbase.config.spec import RunSpec
-from lightbase.data.batches import tensors_in
+from lightbase.data.tensors import tensors_in
 from lightbase.model.curves import is_log_step
 from lightbase.run.fit import Extra
 from lightbase.run.stops import in_any_process

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightbase.config.errors import UserError
-from lightbase.data.batches import to_host
+from lightbase.data.tensors import to_host
 from lightbase.run.fit import Extra
 
 AFTER_VALIDATION = (

@@ -121,7 +121,6 @@ def from_arguments(path: str | Path = BAD) -> Classifier:
 
 PYTHON: tuple[Callable[[Any], Any], ...] = (
     lightbase.load,
-    Classifier.load_from_checkpoint,
     BaseDataModule.load_from_checkpoint,
 )
 
@@ -214,8 +213,5 @@ def test_a_file_that_is_trusted_is_built(place):
     assert metrics["test/acc"] == place.trained()[1]["test/acc"]
     assert run(TRAIN, BAD, *TRUST)["epochs"] == 3
     assert (place.logs / "tiny" / "version_0" / "metrics.json").exists()
-    for module in (
-        lightbase.load(BAD, trust=True)[0],
-        Classifier.load_from_checkpoint(BAD, trust=True),
-    ):
-        assert isinstance(module.net, MLP)
+    module, _ = lightbase.load(BAD, trust=True)
+    assert isinstance(module.net, MLP)

@@ -1,0 +1,386 @@
+"""The samples of a split, and the DataLoader that reads them batch by batch.
+
+`TensorBatches` holds tensors and `DatasetSamples` a map-style Dataset. Each returns the
+batch of a list of indices. `ResumableLoader` gets the indices from an
+`EpochBatchSampler`, and can resume within an epoch. The functions at the end of the
+file run in worker processes.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from lightbase.config.errors import UserError
+from lightbase.data.sampler import EpochBatchSampler, Indices
+from lightbase.data.tensors import (
+    Batch,
+    as_tensors,
+    convert_types,
+    map_tensors,
+    rows_of,
+    targets_of,
+    tensors_in,
+)
+
+MAX_BATCHES_AT_ONCE = 20  # more are hardly faster
+
+MAX_BYTES_AT_ONCE = 8 * 2**20  # 8 MiB
+
+
+@dataclass(eq=False)
+class TensorBatches(Dataset[Batch]):
+    """Samples as tensors, in memory or memory-mapped from files. A batch is a copy of
+    their rows. `convert_types` converts the copy, so files need not be converted.
+
+    Args:
+        all_values: A tensor (N, ...), or tuples, lists or dicts of such tensors.
+        index: The positions of the samples that belong to this object, int64 (M,). The
+            tensors are shared, not copied. By default all samples belong to it.
+        keeps_float64: See `convert_types`.
+    """
+
+    all_values: Any
+    index: Tensor | None = None
+    keeps_float64: bool = False
+
+    def __post_init__(self) -> None:
+        self.on_gpu: TensorBatches | None = None
+        tensors = tensors_in(self.all_values)
+        self.device = tensors[0].device
+        self.num_values = len(tensors[0])
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        self.sample_bytes = num_bytes / max(1, self.num_values)
+
+    @property
+    def values(self) -> Batch:
+        """All samples as one batch. With an index this is a copy."""
+        return convert_types(rows_of(self.all_values, self.index), self.keeps_float64)
+
+    @property
+    def targets(self) -> Any:
+        """The targets of all samples, or None, see `targets_of`. No inputs are
+        copied."""
+        targets = rows_of(targets_of(self.all_values), self.index)
+        # convert_types converts the targets of a pair
+        return targets_of(convert_types((None, targets)))
+
+    def __len__(self) -> int:
+        if self.index is None:
+            return self.num_values
+        return len(self.index)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        chosen = torch.from_numpy(np.array(indices, dtype=np.int64))
+        if self.device.type != "cpu":
+            # a copy from pinned memory does not wait for the GPU
+            chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+        if self.index is not None:
+            chosen = self.index[chosen]
+        return convert_types(rows_of(self.all_values, chosen), self.keeps_float64)
+
+    def __getitem__(self, index: int) -> Any:
+        return map_tensors(itemgetter(0), self.__getitems__([index]))
+
+    def select(self, index: Tensor) -> "TensorBatches":
+        """Return the samples at these positions, int64 (M,), without a copy."""
+        if self.index is not None:
+            index = self.index[index]
+        return replace(self, index=index)
+
+    def resident(self, device: torch.device, wanted: bool | None) -> "TensorBatches":
+        """Return a copy of the samples on a GPU, the same one in each call, or the
+        samples themselves if they are not to be kept there.
+
+        Args:
+            wanted: See the argument `resident` of `BaseDataModule`.
+        """
+        if self.on_gpu is None:
+            if wanted is None:
+                free_bytes, _ = torch.cuda.mem_get_info(device)
+                wanted = 4 * len(self) * self.sample_bytes <= free_bytes
+            if not wanted:
+                return self
+            self.on_gpu = self.to(device)
+        return self.on_gpu
+
+    def to(self, device: torch.device) -> "TensorBatches":
+        """Return a copy of the samples on this device."""
+        values = map_tensors(lambda x: x.to(device), self.values)
+        return TensorBatches(values, keeps_float64=self.keeps_float64)
+
+
+@dataclass(eq=False)
+class DatasetSamples(Dataset[Any]):
+    """Samples of a map-style Dataset, read batch by batch. Random transforms do not
+    depend on the number of workers, and they repeat after a resume.
+
+    For this the global generators of torch (on the CPU), Python and numpy get the seed
+    of the batch before it is read. After the batch they get their old state back.
+
+    Args:
+        dataset: The Dataset.
+        collate: Makes a batch of a list of samples. Without it a batch is the list.
+    """
+
+    dataset: Any
+    collate: Callable[[list], Any] | None = None
+
+    @property
+    def targets(self) -> Any:
+        """The attribute `targets` of the Dataset, as in torchvision, or None."""
+        return getattr(self.dataset, "targets", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the batch of these samples. Without an Indices object, which has a
+        seed, the first index is the seed."""
+        seed = indices.seed if isinstance(indices, Indices) else indices[0]
+        with isolate_rng(include_cuda=False):
+            # torch.manual_seed would seed the GPUs, too
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            is_tensors = isinstance(self.dataset, TensorBatches)
+            if hasattr(self.dataset, "__getitems__") and not is_tensors:
+                samples = self.dataset.__getitems__(indices)
+            else:
+                samples = [self.dataset[index] for index in indices]
+            if self.collate is None:
+                return samples
+            return convert_types(self.collate(samples))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def select(self, index: Tensor) -> "DatasetSamples":
+        if isinstance(self.dataset, TensorBatches):
+            part: Any = self.dataset.select(index)
+        else:
+            part = Subset(self.dataset, index.tolist())
+        return DatasetSamples(part, self.collate)
+
+
+Samples = TensorBatches | DatasetSamples
+
+
+def as_samples(
+    loaded: Any,
+    name: str,
+    collate: Callable[[list], Any] | None,
+    keeps_float64: bool = False,
+) -> Samples:
+    """Convert the result of `load` to samples. Raise UserError for a result that is
+    neither arrays nor a map-style Dataset, and for arrays that differ in length.
+
+    Args:
+        name: The text with which the message of the error begins.
+        collate: The `collate` of the user's class. None selects torch's function.
+    """
+    if type(loaded) is TensorDataset:
+        loaded = loaded.tensors
+    if isinstance(loaded, Tensor | np.ndarray | tuple | list | dict):
+        values = as_tensors(loaded)
+        parts = loaded if isinstance(loaded, tuple | list) else [loaded]
+        # Arrays that stay in their files are converted batch by batch.
+        if not any(isinstance(part, np.memmap) for part in parts):
+            values = convert_types(values, keeps_float64)
+        # the numbers of samples in the tensors; 1 for a single number
+        sizes = [x.shape[:1].numel() for x in tensors_in(values)]
+        if len(set(sizes)) != 1:
+            raise UserError(
+                f"{name} has arrays of {str(sizes)[:40]} samples: they must be equally "
+                "long",
+                "return as many of each, or put a list of samples into a Dataset",
+            )
+        samples = TensorBatches(values, keeps_float64=keeps_float64)
+        if collate:
+            return DatasetSamples(samples, collate)
+        return samples
+    is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
+    if is_map and not isinstance(loaded, str | bytes | IterableDataset):
+        return DatasetSamples(loaded, collate or default_collate)
+    raise UserError(
+        f"{name} is a {type(loaded).__name__}:",
+        "load returns arrays, or a Dataset with __len__ and __getitem__; "
+        "else write a LightningDataModule",
+    )
+
+
+def check_targets(samples: Samples, num_classes: int, name: str) -> None:
+    """Raise UserError if targets (N,) are not class numbers. Of a Dataset only the
+    first sample is read. name: The text with which the message begins."""
+    targets = targets_of(samples.__getitems__([0]))
+    if not isinstance(targets, Tensor) or targets.dim() != 1:
+        return
+    if isinstance(samples, TensorBatches):
+        targets = samples.targets
+    first, last = targets.aminmax()
+    if targets.is_floating_point() or first < 0 or last >= num_classes:
+        raise UserError(
+            f"{name} has {targets.dtype} targets from {first} to {last}, not int64 "
+            f"from 0 to {num_classes - 1}",
+            "target i stands for classes[i]: return such numbers from load, or leave "
+            "`classes` empty if the targets are not classes",
+        )
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A DataLoader that can resume within an epoch. Lightning saves the result of
+    `state_dict` in each checkpoint, and gives it back to `load_state_dict`.
+
+    The loader has its own random generator: a pass does not change the global one.
+
+    Args:
+        dataset: TensorBatches, DatasetSamples, or any map-style Dataset.
+        batch_sampler: Chooses the samples of each batch.
+        options: Other arguments of DataLoader, such as num_workers.
+    """
+
+    dataset: Samples
+    batch_sampler: EpochBatchSampler
+    num_batches = 0  # yielded in this epoch, also before a resume
+
+    def __init__(
+        self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
+    ) -> None:
+        if not isinstance(dataset, Samples):
+            dataset = DatasetSamples(dataset)
+        super().__init__(
+            dataset,
+            batch_sampler=batch_sampler,
+            generator=torch.Generator(),
+            worker_init_fn=end_by_parent_only,
+            **options,
+        )
+        # Lightning looks at the type of `sampler`, which DataLoader does not let us set
+        self.__dict__["sampler"] = batch_sampler
+
+    # torch's annotation names its iterator class
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        """Yield the batches of an epoch, or the rest of it after a resume."""
+        self.num_batches = self.batch_sampler.first_batch
+        if isinstance(self.dataset, TensorBatches) and not self.num_workers:
+            batches = self._read_tensors(self.dataset)
+        else:
+            batches = super().__iter__()
+        for batch in batches:
+            self.num_batches += 1
+            yield batch
+
+    def _read_tensors(self, samples: TensorBatches) -> Iterator[Batch]:
+        """Yield the batches. Each read has a fixed cost, so several small batches are
+        read together: at most MAX_BATCHES_AT_ONCE, and not more than MAX_BYTES_AT_ONCE,
+        which fit into the cache of the CPU. docs/performance.md has the measurements.
+        """
+        size = self.batch_sampler.batch_size
+        num_fitting = int(MAX_BYTES_AT_ONCE / (size * samples.sample_bytes))
+        num_at_once = max(1, min(MAX_BATCHES_AT_ONCE, num_fitting))
+        waiting = iter(self.batch_sampler)
+        while chunk := [*islice(waiting, num_at_once)]:
+            rows = samples.__getitems__([*chain.from_iterable(chunk)])
+            if self.pin_memory and torch.cuda.is_available():
+                rows = map_tensors(Tensor.pin_memory, rows)
+            for i in range(len(chunk)):
+                part = slice(i * size, (i + 1) * size)
+                yield map_tensors(itemgetter(part), rows)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch, and the number of its batches that have been yielded."""
+        return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next pass continue where `state_dict` was called."""
+        epoch, first_batch = state["epoch"], state["num_batches"]
+        if first_batch == len(self):  # the epoch is over
+            epoch, first_batch = epoch + 1, 0
+        # The data module may have set a later epoch already. Then the saved epoch is
+        # over, although batches are left: `limit_train_batches` has ended it.
+        if epoch >= self.batch_sampler.epoch:
+            self.batch_sampler.set_epoch(epoch)
+            self.batch_sampler.first_batch = first_batch
+
+
+def make_loader(
+    samples: Samples,
+    sampler: EpochBatchSampler,
+    device: torch.device,
+    num_workers: int = 0,
+    resident: bool | None = None,
+    pin_memory: bool | None = None,
+    persistent_workers: bool = True,
+) -> ResumableLoader:
+    """Return the loader of a split.
+
+    Args:
+        device: The device of the training.
+        num_workers, resident, pin_memory, persistent_workers: See `BaseDataModule`.
+    """
+    is_cuda = device.type == "cuda"
+    if pin_memory is None:
+        pin_memory = is_cuda
+    if is_cuda and not num_workers and isinstance(samples, TensorBatches):
+        samples = samples.resident(device, resident)
+        # torch pins CPU memory only
+        pin_memory = pin_memory and samples.device.type == "cpu"
+    return ResumableLoader(
+        samples,
+        sampler,
+        collate_fn=share_from_worker,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=persistent_workers and num_workers > 0,
+    )
+
+
+def share_from_worker(batch: Any) -> Any:
+    """Return the batch unchanged. This is the `collate_fn` of loaders, because the
+    samples already are a batch.
+
+    In a worker process this function moves the tensors of the batch to shared memory.
+    If that memory is full, it raises an error here. Otherwise torch would move them
+    later, in a thread: it would lose the batch, and the training would wait for ever.
+    """
+    if torch.utils.data.get_worker_info():
+        map_tensors(Tensor.share_memory_, batch)
+    return batch
+
+
+def end_by_parent_only(_: int) -> None:
+    """In a worker process, let SIGTERM have an effect only if the training process has
+    sent it. This is the `worker_init_fn` of loaders.
+
+    `timeout` and systemd send SIGTERM to all processes of a command. The training
+    process then trains until it can save its state, and needs its workers until then.
+    """
+    if sys.platform != "linux":  # the others cannot tell who has sent a signal
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def watch() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,120 @@
+"""The order of the samples: `EpochBatchSampler` chooses the indices of each batch."""
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler, SequentialSampler
+
+
+def seeded_order(num: int, seed: int) -> Tensor:
+    """Return the numbers from 0 to num - 1, int64, in an order that depends only on the
+    seed. The CPU makes it, so it is the same with and without a GPU."""
+    return torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+
+
+class Indices(list[int]):
+    """The indices of the samples in a batch.
+
+    key: The seed of the run, the epoch, the rank and the number of the batch.
+    """
+
+    key: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the random transforms of this batch, in [0, 2**63)."""
+        sequence = np.random.SeedSequence(self.key)
+        return int(sequence.generate_state(1, "uint64")[0]) % 2**63
+
+
+@dataclass(eq=False)
+class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
+    """Yields the indices of each batch of this process.
+
+    With `shuffle` the order of the samples depends only on `seed` and the epoch.
+    Without it the order and the seeds of the batches are the same in every epoch.
+
+    Rank r gets the samples r, r + num_ranks, r + 2 num_ranks, ... of the order. So
+    batch i of all ranks together has the same samples as batch i of one process with
+    `num_ranks` times the batch size. No sample comes twice in an epoch, unlike with
+    torch's DistributedSampler, which repeats some to make the ranks equal.
+
+    With `weights` the order consists of draws with replacement. Everything else stays:
+    the number of batches, and the ranks' shares of one order.
+
+    Lightning looks at the base classes: it would otherwise replace this sampler, by a
+    DistributedSampler, or for `overfit_batches` by a SequentialSampler. The Trainer's
+    flag `use_distributed_sampler` would also concern other loaders of the data.
+
+    Args:
+        num_samples: The number of all samples, at least `num_ranks`.
+        batch_size: Samples in a batch, on each rank.
+        shuffle: Whether every epoch has a new order.
+        even: Give all ranks the same number of samples. Up to num_ranks - 1 samples
+            are left out.
+        drop_last: Make full batches only, and the same number on all ranks.
+        seed: The seed of the orders and of the random transforms.
+        rank: The rank of this process, in [0, num_ranks).
+        num_ranks: The number of processes.
+        weights: Draw the samples with replacement, by these weights, float64
+            (num_samples,), at least 0 and not all 0. Without `shuffle` every epoch has
+            the same draws.
+    """
+
+    num_samples: int
+    batch_size: int
+    _: KW_ONLY
+    shuffle: bool = False
+    even: bool = False
+    drop_last: bool = False
+    seed: int = 0
+    rank: int = 0
+    num_ranks: int = 1
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.num_on_rank = len(range(self.rank, self.num_samples, self.num_ranks))
+        if self.even or self.drop_last:
+            self.num_on_rank = self.num_samples // self.num_ranks
+        if self.drop_last:
+            self.num_on_rank -= self.num_on_rank % self.batch_size
+        self.epoch = 0
+        # where the next pass begins; above 0 if a run resumes within an epoch
+        self.first_batch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, as Lightning does before each epoch."""
+        if epoch != self.epoch:
+            # `first_batch` is for the earlier epoch. Lightning does not continue that
+            # epoch, for example because `limit_train_batches` had ended it.
+            self.first_batch = 0
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.num_on_rank // self.batch_size)  # rounded up
+
+    def __iter__(self) -> Iterator[Indices]:  # type: ignore[override]
+        """Yield the indices of the batches of an epoch, from `first_batch` on. The pass
+        after it begins at batch 0 again."""
+        first_batch = self.first_batch
+        self.first_batch = 0
+        epoch = 0  # without shuffle, all epochs have the same seeds
+        if self.shuffle:
+            epoch = self.epoch
+        seed = (self.seed * 1_000_003 + epoch) % 2**63
+        order = torch.arange(self.num_samples)
+        if self.weights is not None:
+            generator = torch.Generator().manual_seed(seed)
+            order = self.weights.multinomial(len(order), True, generator=generator)
+        elif self.shuffle:
+            order = seeded_order(self.num_samples, seed)
+        # a view would keep the order of all ranks in memory
+        order = order[self.rank :: self.num_ranks][: self.num_on_rank].clone()
+        for i in range(first_batch, len(self)):
+            indices = Indices(order[i * self.batch_size :][: self.batch_size].tolist())
+            indices.key = (self.seed, epoch, self.rank, i)
+            yield indices

@@ -1,0 +1,170 @@
+"""Batches of any structure: a tensor, or tuples, lists and dicts of tensors.
+
+The functions of this file take a batch apart, convert it and move it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection, is_namedtuple
+from torch import Tensor, nn
+
+from lightbase.config.errors import UserError
+
+Batch = Any
+"""A batch: a tensor, or tuples, lists and dicts of tensors, also nested."""
+
+NESTED = (Tensor, np.ndarray, tuple, dict)
+"""A list with a value of these types is a structure. Other lists have numbers."""
+
+
+def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
+    """Return `values` with each tensor replaced by the function's result. `values` may
+    have any structure; other values stay."""
+    return apply_to_collection(values, Tensor, function)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return all tensors in `values`, which may have any structure, in their order."""
+    tensors: list[Tensor] = []
+    map_tensors(tensors.append, values)
+    return tensors
+
+
+def to_host(values: Any) -> Any:
+    """Return `values` with all tensors on the CPU. `values` may have any structure.
+
+    `tensor.cpu()` would wait for the GPU once for each tensor. Here the copies are
+    queued, to page-locked memory, and the host waits only once for each GPU.
+    """
+    moved = map_tensors(lambda x: x.to("cpu", non_blocking=x.is_cuda), values)
+    for device in {x.device for x in tensors_in(values) if x.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return moved
+
+
+def as_tensors(values: Any) -> Any:
+    """Return `values` with arrays, numbers and lists of numbers converted to tensors,
+    and whatever else NumPy reads, such as a table of pandas.
+    Tuples and dicts keep their structure. A list that holds tensors, arrays, tuples or
+    dicts becomes a tuple. Raise UserError for text and other values."""
+    if isinstance(values, dict):
+        return {key: as_tensors(value) for key, value in values.items()}
+    if isinstance(values, list) and any(isinstance(part, NESTED) for part in values):
+        values = tuple(values)
+    if isinstance(values, tuple):
+        return with_parts(values, *map(as_tensors, values))
+    try:
+        if not isinstance(values, Tensor | list):
+            values = native_array(np.asarray(values))
+        return torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"load() must return numeric arrays: {error}",
+            "text labels become numbers: the position of each label in `classes`",
+        ) from error
+
+
+def native_array(values: np.ndarray) -> np.ndarray:
+    """Return the array as torch takes it. Others are copied: arrays with negative
+    strides, of another byte order, or of objects."""
+    if values.dtype == object:
+        values = np.asarray(values.tolist())  # numbers, or texts
+    if any(stride < 0 for stride in values.strides):
+        values = values.copy()
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def plain_numbers(values: Any) -> Any:
+    """Return `values` with the scalars of NumPy as numbers of Python. A checkpoint may
+    hold no others. `values` may have any structure."""
+    return apply_to_collection(values, np.generic, np.generic.item)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch: the first part of a tuple or list. Any other batch
+    is the inputs itself."""
+    if isinstance(batch, tuple | list) and batch:
+        return batch[0]
+    return batch
+
+
+def targets_of(batch: Any) -> Any:
+    """Return the targets of a batch: the second part of a tuple or list with two parts.
+    Return None if the batch is not such a pair, or if both parts are uint8 images
+    (N, C, H, W) of one shape."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return None
+    inputs, targets = batch
+    are_images = is_uint8_image(inputs) and is_uint8_image(targets)
+    if are_images and inputs.shape == targets.shape:
+        return None  # such as two views; masks of this shape have to be int64
+    return targets
+
+
+def is_uint8_image(part: Any) -> bool:
+    """Return whether a part of a batch is images, uint8 (N, C, H, W)."""
+    return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
+
+
+def with_parts(batch: Any, *parts: Any) -> Any:
+    """Return a tuple of the parts. If `batch` is a named tuple, the result has the same
+    type."""
+    if is_namedtuple(batch):
+        return type(batch)(*parts)
+    return parts
+
+
+def convert_types(batch: Any, keeps_float64: bool = False) -> Any:
+    """Return the batch with dtypes that networks and losses take. float64 becomes
+    float32. If the batch has targets (see `targets_of`) and they are one tensor, float
+    targets become float32, and integers and bools become int64.
+
+    keeps_float64: Leave inputs of float64 as they are.
+    """
+    if not keeps_float64:
+        batch = map_tensors(
+            lambda x: x.float() if x.dtype == torch.float64 else x, batch
+        )
+    targets = targets_of(batch)
+    if isinstance(targets, Tensor):
+        dtype = torch.int64
+        if targets.is_floating_point():
+            dtype = torch.float32
+        batch = with_parts(batch, batch[0], targets.to(dtype))
+    return batch
+
+
+def rows_of(values: Any, index: Tensor | None) -> Any:
+    """Return `values` with the rows at these positions of each tensor, int64 (M,).
+    Without an index all rows are returned, and nothing is copied."""
+    if index is None:
+        return values
+    # index_select copies whole rows. For small images it is seven times as fast as
+    # x[index].
+    return map_tensors(lambda x: x.index_select(0, index), values)
+
+
+def spread(num: int, count: int) -> Tensor:
+    """Return at most `count` positions from 0 to num - 1, int64, with equal distances.
+    The first `count` samples could all have one class, because data may be sorted by
+    class."""
+    count = min(num, count)
+    return torch.arange(count) * (num - 1) // max(count - 1, 1)
+
+
+def at_least_float32(outputs: Tensor) -> Tensor:
+    """Return the outputs of a network as float32 for the loss, if they are float16 or
+    bfloat16. In 16 bits a loss would be inexact. float32 and float64 stay."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
+    """Return the inputs as float64 if a weight of the network is float64, as with
+    precision 64-true. Otherwise they stay as they are; so do integers."""
+    dtypes = {weight.dtype for weight in net.parameters()}
+    if inputs.is_floating_point() and torch.float64 in dtypes:
+        return inputs.double()
+    return inputs
