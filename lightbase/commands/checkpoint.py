@@ -15,7 +15,7 @@ from lightning import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
 from lightbase.commands.arguments import checkpoint_file
-from lightbase.commands.extras import progress_bar, register_strategies
+from lightbase.commands.train import progress_bar, register_strategies
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import relative_to_cwd

@@ -2,6 +2,8 @@
 
 `main` parses the flags and builds the model and the data (`parse`), then trains and
 tests them (`train`). sweep.py, tune.py and lightbase/commands/python.py call the parts.
+`make_extras` lists the callbacks that only watch: one that is deleted loses its lines
+here, and nothing else changes.
 """
 
 import sys
@@ -9,26 +11,43 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lightbase.commands.arguments import first_look
-from lightbase.commands.extras import advice_after, make_extras, register_strategies
 from lightbase.commands.script import find_project, is_interactive, short_errors
 from lightbase.commands.seeds import repeat_with_seeds
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, imported, say
 from lightbase.config.files import relative_to_cwd
-from lightbase.config.spec import CommandLine, RunSpec, default_experiment, new_spec
+from lightbase.config.spec import (
+    CommandLine,
+    RunSpec,
+    as_list,
+    default_experiment,
+    new_spec,
+)
 from lightbase.model.module import BaseModule
 from lightbase.run import fit
-from lightbase.run.devices import cpu_threads, short_device_errors
+from lightbase.run.devices import (
+    DataParallelStrategy,
+    cpu_threads,
+    short_device_errors,
+)
+from lightbase.run.fit import Extra
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
 from lightbase.setup.resume import check_restart, find_restart, resumed_spec
-
-REPEATS = [repeat_with_seeds]
-"""Functions that train several times if the arguments ask for it. Otherwise they return
-None."""
+from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
+from lightbase.watch.dry_run import DryRun
+from lightbase.watch.environment import EnvironmentFile
+from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.loggers import OpenLoggers
+from lightbase.watch.progress import EpochLines, TrainingProgressBar
+from lightbase.watch.step_timer import StepTimer, advice
+from lightbase.watch.stop_on_nan import StopOnNan
+from lightbase.watch.validated import ValidatedWeights
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -46,10 +65,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     first_look("train", args)
     with short_errors():
         quiet_lightning()
-        for train_repeatedly in REPEATS:
-            results = train_repeatedly(args, parse, train)
-            if results is not None:
-                return results
+        spreads = repeat_with_seeds(args, parse, train)
+        if spreads is not None:
+            return spreads
         with short_device_errors():
             spec, model, data = parse(args)
         return train(spec, model, data)
@@ -116,3 +134,44 @@ def train(
     if text:
         say(f"Advice: {text}")
     return metrics
+
+
+def advice_after(trainer: Any) -> str:
+    """Return a finding about the time of a training and what to try, or ""."""
+    return advice(trainer, busy_shares(trainer))
+
+
+def register_strategies() -> None:
+    """Let --trainer.strategy have the name dp. A second call has no effect."""
+    StrategyRegistry.register("dp", DataParallelStrategy, override=True)
+
+
+def make_extras(spec: RunSpec) -> list[Extra]:
+    """Return the callbacks of a training that only watch, in the order in which they
+    are called: the weights are the same without them. The flags choose some of them.
+    """
+    config = spec.config
+    extras: list[Extra] = [DryRun(), ValidatedWeights(), EnvironmentFile()]
+    if config.stop_on_nan:
+        extras.append(StopOnNan())
+    extras.append(PredictionFigures(config.figures_every_n_epochs))
+    if config.step_timer:
+        extras.append(StepTimer(config.step_timer == "table"))
+    if config.device_monitor:
+        extras.append(DeviceMonitor())
+    return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
+
+
+def progress_bar(spec: RunSpec) -> list[Extra]:
+    """Return the progress bar of a run in a list, or an empty list.
+
+    --trainer.enable_progress_bar decides. Without this flag there is a bar in a
+    terminal and in a notebook. A bar in --trainer.callbacks replaces it.
+    """
+    is_wanted = spec.config.trainer.enable_progress_bar
+    if is_wanted is None:
+        is_wanted = sys.stdout.isatty() or is_interactive()
+    configured = as_list(spec.trainer["callbacks"])
+    if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
+        return [TrainingProgressBar(refresh_rate=10)]
+    return []

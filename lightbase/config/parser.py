@@ -7,16 +7,16 @@ types of Lightning that accept wrong values, or that may read 1 as 1.0.
 
 Errors of jsonargparse in one line: the key, the value, what is wrong with it.
 
-Read `explain` first. Its input is a message of jsonargparse, which may have fifty
-lines: an indented tree with an error for each type that an argument allows. Only this
-file interprets messages of another package. test_cli.py tests it with real commands.
+Read `explain_mistake` first. Its input is a message of jsonargparse, which may have
+fifty lines: an indented tree with an error for each type that an argument allows. Only
+this file interprets messages of another package. test_cli.py tests it with real
+commands.
 """
 
 import inspect
 import pkgutil
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -61,16 +61,14 @@ FLAGS = [
     ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
     ("test", bool, True),
+    # the callbacks that only watch: see `make_extras` in lightbase/commands/train.py
+    ("try_network", bool, True),
+    ("stop_on_nan", bool, True),
+    ("device_monitor", bool, True),
+    ("step_timer", bool | Literal["table"], True),
+    ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
 """Name, type and default of the flags of train.py that are not Lightning's."""
-
-EXTRA_FLAGS: list[tuple[str, Any, Any]] = []
-"""The flags of the extras. They change nothing in what is trained. Filled by
-lightbase/commands/extras.py."""
-
-EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
-"""Functions that turn an error of jsonargparse into one line. Filled by
-lightbase/commands/extras.py."""
 
 TRAINER_DEFAULTS = {
     "trainer.max_epochs": 10,
@@ -147,19 +145,6 @@ def as_tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
-    """Return what to print for an error of jsonargparse: a line, or the message itself
-    if there is no function in `EXPLAINERS`.
-
-    message: The text of the error, which may have fifty lines.
-    parser: The parser that has raised it.
-    config: The settings that were parsed before the error.
-    """
-    for explainer in EXPLAINERS:
-        message = explainer(message, parser, config)
-    return message
-
-
 class Parser(LightningArgumentParser):
     """LightningArgumentParser with errors of two lines, and with the types of
     `types_for` in place of declared types.
@@ -232,7 +217,7 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # for a class inside the settings: the outer parser
             # reports it
             super().error(message, ex)
-        problem = explain(message, self, self.parsed)
+        problem = explain_mistake(message, self, self.parsed)
         raise UserError(problem, place_of_import(ex) or SEE_HELP, 2) from ex
 
 
@@ -249,7 +234,7 @@ def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
         parser takes a dict for it, too.
     """
     parser = Parser()
-    for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
+    for name, kind, default in FLAGS:
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_lightning_class_args(Trainer, "trainer")
     parser.set_defaults(TRAINER_DEFAULTS)
@@ -317,7 +302,7 @@ NOISE = (
     "Given value",
 )
 """Beginnings of lines that are no reason: where the error is, two types of a union that
-are seldom meant, and the value, which `explain` reads separately."""
+are seldom meant, and the value, which `explain_mistake` reads separately."""
 
 BESIDE = (
     "beside class_path there is only init_args, with all arguments of the class; the "

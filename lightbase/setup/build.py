@@ -15,7 +15,7 @@ from lightning import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.config.errors import UserError, first_line, raised_at, say
-from lightbase.config.parser import explain
+from lightbase.config.parser import explain_mistake
 from lightbase.config.spec import RunSpec, arguments, entries, validate
 from lightbase.data.module import BaseDataModule
 from lightbase.run.devices import settle_devices
@@ -117,7 +117,7 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
             failure = failures[0]
         file, line = raised_at(failure)
         if file.parent == Path(jsonargparse.__file__).parent:  # a wrong setting
-            reason = explain(str(error), spec.parser, config)
+            reason = explain_mistake(str(error), spec.parser, config)
             raise UserError(reason, status=2) from error
         if isinstance(failure, URLError):  # a script prints that a download failed
             raise failure from None
