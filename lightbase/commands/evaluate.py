@@ -11,6 +11,7 @@ import copy
 import math
 import re
 import warnings
+from argparse import Namespace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,7 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
-from lightbase.commands.script import short_errors
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import json_text, relative_to_cwd, write_whole
 from lightbase.config.tables import as_csv, as_table
@@ -40,28 +39,20 @@ from lightbase.run.fit import NO_TEST, run_test
 from lightbase.run.stops import StopOnSignal, leave
 
 
-def main(args: arguments.Args = None) -> dict[str, Any]:
-    """Test the checkpoint, and print the metrics as a table and as JSON.
-
-    args: The arguments of the script.
-    Return the metrics by name, such as test/acc.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
-    """
-    with short_errors():
-        options, flags = arguments.evaluate().read(args)
-        spec, model, data = open_checkpoint(options, flags)
-        callbacks: list[Callback] = [StopOnSignal()]
-        report = None
-        if options.report is not None:
-            report = ClassReport(report_folder(options.report, options.ckpt_path))
-            callbacks.append(report)
-        with trainer_of(spec, model, callbacks) as trainer:
-            say(describe_devices(trainer))
-            metrics = run_test(trainer, model, data, None)
-        leave(trainer)
-        if not metrics:
-            raise UserError(NO_TEST)
+def run(options: Namespace) -> dict[str, Any]:
+    """Test the checkpoint, and print the metrics as a table and as JSON."""
+    spec, model, data = open_checkpoint(options)
+    callbacks: list[Callback] = [StopOnSignal()]
+    report = None
+    if options.report is not None:
+        report = ClassReport(report_folder(options.report, options.ckpt_path))
+        callbacks.append(report)
+    with trainer_of(spec, model, callbacks) as trainer:
+        say(describe_devices(trainer))
+        metrics = run_test(trainer, model, data, None)
+    leave(trainer)
+    if not metrics:
+        raise UserError(NO_TEST)
     names = sorted(metrics, key=is_of_class)
     lines = as_table([("metric", "value"), *[(name, metrics[name]) for name in names]])
     if report is not None:

@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import warnings
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint
-from lightbase.commands.script import short_errors
 from lightbase.config.errors import UserError, first_line
 from lightbase.config.files import write_whole
 from lightbase.data.batches import for_network
@@ -35,37 +34,31 @@ from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 
 
-def main(args: arguments.Args = None) -> Path:
+def run(options: Namespace) -> Path:
     """Write the file, print what it holds, and return its path.
 
     Without --output the file lies beside the checkpoint: best.ckpt gives best.pth,
     best.onnx or best.pt2. An existing file is replaced.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
     """
-    with short_errors():
-        options, flags = arguments.export().read(args)
-        checkpoint = options.ckpt_path
-        suffix = f".{options.format}"
-        output: Path = options.output or checkpoint.with_suffix(suffix)
-        if output.suffix != suffix or output.resolve() == checkpoint.resolve():
-            raise UserError(
-                f"--output {output}: give another {suffix} file, or --format", status=2
-            )
-        _, model, data = open_checkpoint(options, flags)
-        net = model
-        if isinstance(model, BaseModule):
-            net = model.net
-        if options.format == "pth":
-            content = weights_file(net)
-            note = "weights"
-        else:
-            content, difference = graph_file(model, data, options.format)
-            note = f"outputs at most {difference:.1g} off the checkpoint's"
-        write_whole(output, content)
-        print(f"{type(net).__name__}, {note}: {output}")
+    checkpoint = options.ckpt_path
+    suffix = f".{options.format}"
+    output: Path = options.output or checkpoint.with_suffix(suffix)
+    if output.suffix != suffix or output.resolve() == checkpoint.resolve():
+        raise UserError(
+            f"--output {output}: give another {suffix} file, or --format", status=2
+        )
+    _, model, data = open_checkpoint(options)
+    net = model
+    if isinstance(model, BaseModule):
+        net = model.net
+    if options.format == "pth":
+        content = weights_file(net)
+        note = "weights"
+    else:
+        content, difference = graph_file(model, data, options.format)
+        note = f"outputs at most {difference:.1g} off the checkpoint's"
+    write_whole(output, content)
+    print(f"{type(net).__name__}, {note}: {output}")
     return output
 
 

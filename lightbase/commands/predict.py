@@ -3,7 +3,7 @@
 Lightning's own loop predicts the samples of files or of a split. The writers of tables,
 masks and arrays are in lightbase/commands/predict.py.
 
-Read `main` first. `batches_of_files` or `loader_of_split` gives the batches, `run_loop`
+Read `run` first. `batches_of_files` or `loader_of_split` gives the batches, `run_loop`
 predicts them, and a `Collector` keeps the outputs until all of them are written.
 `predict` is for Python: it takes arrays, too, and returns the outputs.
 
@@ -33,9 +33,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from torchvision.transforms.functional import to_pil_image
 
-from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
-from lightbase.commands.script import python_errors, short_errors
+from lightbase.commands.script import python_errors
 from lightbase.config.errors import UserError, printable
 from lightbase.config.files import write_whole
 from lightbase.config.tables import as_csv, as_table
@@ -64,62 +63,56 @@ BATCH_SIZE = 256  # of files and arrays
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
 
-def main(args: arguments.Args = None) -> None:
+def run(options: Namespace) -> None:
     """Write or print the predictions. Exit with status 1 if a file cannot be read.
 
     --output decides the form. FILE.npz holds all tensors. Masks and images go into a
     folder. Other predictions are a table, in FILE.csv or printed.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
     """
-    with short_errors():
-        options, flags = arguments.predict().read(args)
-        spec, model, data = open_checkpoint(options, flags)
-        config = spec.config.trainer
-        check_one_device(config)
-        # a plain LightningModule may have no task; then its outputs are numbers
-        task: str | None = getattr(model, "task", None)
-        form = (options.output or Path("printed.csv")).suffix.lower()
-        if task == "segmentation":
-            check_form(True, form)
-        names: Names = []
-        unreadable: Names = []
-        if options.files:
-            # both lists get their entries while the files are read
-            samples = samples_in(data, options.files, names, unreadable)
-            batches: Any = batches_of(samples, data)
-        else:
-            batches = loader_of_split(data, options.split)
-            names += map(str, range(len(batches.dataset)))
-        # a file .npz may hold the probabilities of each pixel, too
-        collector = Collector(has_masks=form != ".npz")
-        with trainer_of(spec, model, [collector]) as trainer:
-            run_loop(trainer, model, data, batches)
-        outputs = collector.outputs
-        if config.fast_dev_run or config.limit_predict_batches is not None:
-            # the Trainer has left out the batches after a limit
-            names = names[: len(next(iter(outputs.values()), []))]
-        if any(len(rows) != len(names) for rows in outputs.values()):
-            raise UserError(
-                f"predict_step has no row for each of the {len(names)} inputs",
-                "return tensors (N, ...), also in a dict or tuple",
-            )
-        if form == ".npz":
-            write_arrays(options.output, names, outputs)
-        elif are_pictures(single(outputs), task):
-            check_form(True, form)
-            write_pictures(options.output, names, single(outputs))
-        else:
-            check_form(False, form)
-            columns = prediction_columns(single(outputs), data, task, options)
-            columns |= true_columns(collector.true, data, task)
-            write_table(options, names, columns)
-        if options.output is not None:
-            print(f"{len(names)} predictions in {options.output}")
-        if unreadable:
-            raise UserError("\n".join(unreadable))
+    spec, model, data = open_checkpoint(options)
+    config = spec.config.trainer
+    check_one_device(config)
+    # a plain LightningModule may have no task; then its outputs are numbers
+    task: str | None = getattr(model, "task", None)
+    form = (options.output or Path("printed.csv")).suffix.lower()
+    if task == "segmentation":
+        check_form(True, form)
+    names: Names = []
+    unreadable: Names = []
+    if options.files:
+        # both lists get their entries while the files are read
+        samples = samples_in(data, options.files, names, unreadable)
+        batches: Any = batches_of(samples, data)
+    else:
+        batches = loader_of_split(data, options.split)
+        names += map(str, range(len(batches.dataset)))
+    # a file .npz may hold the probabilities of each pixel, too
+    collector = Collector(has_masks=form != ".npz")
+    with trainer_of(spec, model, [collector]) as trainer:
+        run_loop(trainer, model, data, batches)
+    outputs = collector.outputs
+    if config.fast_dev_run or config.limit_predict_batches is not None:
+        # the Trainer has left out the batches after a limit
+        names = names[: len(next(iter(outputs.values()), []))]
+    if any(len(rows) != len(names) for rows in outputs.values()):
+        raise UserError(
+            f"predict_step has no row for each of the {len(names)} inputs",
+            "return tensors (N, ...), also in a dict or tuple",
+        )
+    if form == ".npz":
+        write_arrays(options.output, names, outputs)
+    elif are_pictures(single(outputs), task):
+        check_form(True, form)
+        write_pictures(options.output, names, single(outputs))
+    else:
+        check_form(False, form)
+        columns = prediction_columns(single(outputs), data, task, options)
+        columns |= true_columns(collector.true, data, task)
+        write_table(options, names, columns)
+    if options.output is not None:
+        print(f"{len(names)} predictions in {options.output}")
+    if unreadable:
+        raise UserError("\n".join(unreadable))
 
 
 def check_form(is_pictures: bool, form: str) -> None:

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightbase.commands import train as command
-from lightbase.commands.arguments import checkpoint_file
 from lightbase.commands.checkpoint import Result, open_run
-from lightbase.commands.script import IN_PYTHON, python_errors
+from lightbase.commands.flags import checkpoint_file
+from lightbase.commands.script import python_errors
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
 from lightbase.config.parser import parser_of
@@ -101,15 +101,12 @@ def train(
     way_out = '; the same call with ckpt_path="last" goes on'
     is_yaml = isinstance(module, str | Path)
     model: Any = module
-    prefixes = IN_PYTHON
-    if is_yaml:  # whose settings have whole names
-        prefixes = r"trainer\."
     flags = {"trust_checkpoint": trust, **flags}
     parts = {"train": data, "val": val, "test": test}
     if isinstance(test, bool):
         flags["test"] = parts.pop("test")
     parts = {split: parts[split] for split in parts if parts[split] is not None}
-    with python_errors(way_out, prefixes), short_device_errors():
+    with python_errors(way_out), short_device_errors():
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
         if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")

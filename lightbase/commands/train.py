@@ -14,8 +14,7 @@ from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightbase.commands.arguments import first_look
-from lightbase.commands.script import find_project, is_interactive, short_errors
+from lightbase.commands.script import run_command
 from lightbase.commands.seeds import repeat_with_seeds
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, imported, say
@@ -57,20 +56,19 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1
     (run). In a notebook it raises UserError.
     """
-    find_project()
-    if args is None:
-        args = sys.argv[1:]
-        if is_interactive():
-            args = []  # sys.argv has the flags of the notebook's kernel
-    first_look("train", args)
-    with short_errors():
-        quiet_lightning()
-        spreads = repeat_with_seeds(args, parse, train)
-        if spreads is not None:
-            return spreads
-        with short_device_errors():
-            spec, model, data = parse(args)
-        return train(spec, model, data)
+    metrics: dict[str, Any] = run_command("commands.train", args)
+    return metrics
+
+
+def run(args: Sequence[str]) -> dict[str, Any]:
+    """Train by the flags in `args`, with one seed or with several."""
+    quiet_lightning()
+    spreads = repeat_with_seeds(args, parse, train)
+    if spreads is not None:
+        return spreads
+    with short_device_errors():
+        spec, model, data = parse(args)
+    return train(spec, model, data)
 
 
 def parse(args: Sequence[str]) -> Loaded:
@@ -170,7 +168,7 @@ def progress_bar(spec: RunSpec) -> list[Extra]:
     """
     is_wanted = spec.config.trainer.enable_progress_bar
     if is_wanted is None:
-        is_wanted = sys.stdout.isatty() or is_interactive()
+        is_wanted = sys.stdout.isatty() or hasattr(sys, "ps1")
     configured = as_list(spec.trainer["callbacks"])
     if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
         return [TrainingProgressBar(refresh_rate=10)]

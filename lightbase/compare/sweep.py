@@ -1,7 +1,7 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
 This file checks the flags and prints the results. The trials and their order are in
-lightbase/compare/sweep.py. Read `main` first.
+lightbase/compare/sweep.py. Read `run` first.
 
 The trials of a sweep, in a study of Optuna. Each trial is a run.
 
@@ -28,6 +28,7 @@ import re
 import shlex
 import shutil
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,6 @@ from filelock import FileLock, Timeout
 from lightning import Callback
 from numpy.random import SeedSequence
 
-from lightbase.commands import arguments
-from lightbase.commands.script import short_errors
 from lightbase.commands.spread import spread
 from lightbase.commands.train import parse, train
 from lightbase.compare.runs import print_table, short_text
@@ -91,31 +90,25 @@ REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
-def main(args: arguments.Args = None) -> Study:
+def run(options: Namespace) -> Study:
     """Train the trials, print the results, and return the study with the trials.
 
     The same command continues a sweep that was interrupted. After a signal the message
     says so.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
     """
-    with short_errors():
-        options, flags = arguments.sweep().read(args)
-        quiet_lightning()
-        sweep = begin(options, flags)
-        folder = relative_to_cwd(sweep.folder)
-        say(f"{sweep.num_trials} trials in {folder}, each with its output.txt")
-        try:
-            for trial in sweep.train_trials(train_run):
-                row = as_row(sweep, trial).items()
-                say(", ".join(f"{key} {short_text(value)}" for key, value in row))
-        except Stopped as stopped:
-            stopped.hint = "; the same command continues"
-            raise
-        show_results(sweep)
-        return sweep.study
+    quiet_lightning()
+    sweep = begin(options)
+    folder = relative_to_cwd(sweep.folder)
+    say(f"{sweep.num_trials} trials in {folder}, each with its output.txt")
+    try:
+        for trial in sweep.train_trials(train_run):
+            row = as_row(sweep, trial).items()
+            say(", ".join(f"{key} {short_text(value)}" for key, value in row))
+    except Stopped as stopped:
+        stopped.hint = "; the same command continues"
+        raise
+    show_results(sweep)
+    return sweep.study
 
 
 Flags = list[str]  # of train.py
@@ -267,11 +260,10 @@ class Sweep:
         return [*self.flags, *as_flags(values), *place]
 
 
-def begin(options: Any, flags: Flags) -> Sweep:
+def begin(options: Namespace) -> Sweep:
     """Check the searches and the flags, prepare the data, and open the study.
 
-    options: The flags of sweep.py.
-    flags: The flags of train.py.
+    options: The flags of sweep.py. `others` are flags of train.py.
     Raise UserError if something is wrong, before anything is written. Raise it too if
     an earlier start of this sweep had other settings.
     """
@@ -287,7 +279,7 @@ def begin(options: Any, flags: Flags) -> Sweep:
     num_trials = len(grid) or options.trials
     if num_trials is None:
         raise UserError("--trials N: how many? a range has no end", status=2)
-    spec, model, data = parse_ends(searches, flags)
+    spec, model, data = parse_ends(searches, options.others)
     monitor = choose_monitor(spec.config, model, data)
     metric, mode = monitor or (None, "min")
     # folds of one setting estimate its test: nothing is chosen
@@ -311,7 +303,7 @@ def begin(options: Any, flags: Flags) -> Sweep:
         study,
         lock,
         folder,
-        flags,
+        options.others,
         searches,
         grid,
         num_trials,

@@ -14,7 +14,7 @@ import yaml
 from paths import HERE, TINY, argv, fails, script
 from torch import nn
 
-from lightbase.commands.arguments import help_of_train
+from lightbase.commands.flags import help_of_train
 from lightbase.commands.train import main, parse
 from lightbase.config.parser import FLAGS
 

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightbase.commands.script import LastingOutput
 from lightbase.config.errors import say, wrapped
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.run.record import RunRecorder
-from lightbase.run.signals import ERASE_LINE
 from lightbase.watch.progress import EpochLines, TrainingProgressBar, fitting_columns
 
 HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
@@ -111,15 +109,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-def test_other_text_erases_the_bar_of_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr(LastingOutput, "isatty", lambda _: True)
-    with LastingOutput(str(tmp_path / "shown"), "w") as stdout:
-        for text in (b"\rbar", b"printed\n", b"more\n", b"\rbar", b"\n", b"end\n"):
-            stdout.write(text)
-    shown = (tmp_path / "shown").read_bytes()
-    assert shown == b"\rbar" + ERASE_LINE + b"printed\nmore\n\rbar\nend\n"
 
 
 def test_lines_break_at_words_in_a_terminal_only(monkeypatch, capsys):
