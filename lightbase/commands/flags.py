@@ -114,8 +114,8 @@ def predict(args: Args = None) -> Namespace:
 
     Files are images of any size, or CSV files with rows. Without files it predicts a
     split of the data, in its order. Files that cannot be read are reported, and the
-    exit status is 1. Masks, and images (N, C, H, W) with numbers in [0, 1], are written
-    as PNG files into the folder --output. FILE.npz holds the tensors of predict_step.
+    exit status is 1. Masks are written as PNG files into the folder --output. FILE.npz
+    holds the tensors of predict_step.
     """
     parser = Parser(predict.__doc__)
     add = parser.add_argument
@@ -128,7 +128,7 @@ def predict(args: Args = None) -> Namespace:
     add(
         "--output",
         type=partial(output_file, endings=(".csv", ".npz", "")),
-        help="FILE.csv, FILE.npz, or a folder for masks and images",
+        help="FILE.csv, FILE.npz, or a folder for masks",
     )
     add(
         "--top_k", type=positive, metavar="K", default=1, help="the K likeliest classes"

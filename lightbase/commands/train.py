@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightbase.commands.script import run_command
-from lightbase.commands.seeds import repeat_with_seeds
+from lightbase.commands.seeds import split_seeds, train_seeds
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, imported, say
 from lightbase.config.files import relative_to_cwd
@@ -23,6 +23,7 @@ from lightbase.config.spec import (
     CommandLine,
     RunSpec,
     as_list,
+    as_values,
     default_experiment,
     new_spec,
 )
@@ -30,10 +31,12 @@ from lightbase.model.module import BaseModule
 from lightbase.run import fit
 from lightbase.run.devices import (
     DataParallelStrategy,
+    check_one_device,
     cpu_threads,
     short_device_errors,
 )
 from lightbase.run.fit import Extra
+from lightbase.run.folder import root_folder
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
@@ -63,12 +66,26 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 def run(args: Sequence[str]) -> dict[str, Any]:
     """Train by the flags in `args`, with one seed or with several."""
     quiet_lightning()
-    spreads = repeat_with_seeds(args, parse, train)
-    if spreads is not None:
-        return spreads
+    seeds, has_own_splits, others = split_seeds(args)
     with short_device_errors():
-        spec, model, data = parse(args)
-    return train(spec, model, data)
+        spec, model, data = parse(others)
+    if not seeds:
+        return train(spec, model, data)
+    check_one_device(spec.config.trainer)
+    if spec.config.trainer.fast_dev_run or spec.checkpoint:
+        raise UserError(
+            "--seeds trains new runs: not beside --trainer.fast_dev_run or --ckpt_path",
+            "leave it out; the same command with --seeds continues",
+            2,
+        )
+    return train_seeds(
+        root_folder(spec.config),
+        as_values(spec),
+        others,
+        seeds,
+        has_own_splits,
+        lambda words: train(*parse(words)),
+    )
 
 
 def parse(args: Sequence[str]) -> Loaded:

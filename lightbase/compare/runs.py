@@ -16,7 +16,6 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 from lightbase.config.errors import UserError
@@ -103,7 +102,7 @@ def as_groups(runs: Runs) -> Rows:
     Of several runs of one training, such as two starts with one seed, the newest
     finished one counts.
     """
-    from lightbase.commands.spread import spread
+    from lightbase.commands.seeds import spread  # scipy takes a second
 
     groups: dict[str, Runs] = {}
     for run in runs:
@@ -141,7 +140,7 @@ def compare(root: Path, names: list[str], with_test: bool) -> None:
     Raise UserError unless there are two names, with at least two finished runs each,
     and a metric.
     """
-    from lightbase.commands.spread import difference, spread
+    from lightbase.commands.seeds import difference, spread
 
     if len(names) != 2:
         raise UserError("--compare takes two names", "give NAME NAME", 2)
@@ -184,29 +183,14 @@ def numbers_by_seed(
 
 
 def short_text(value: Any) -> str:
-    """Return a cell for people: `as_text`, with classes without their module, and at
-    most 50 characters."""
-    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
-    if len(text) > 50:
-        return f"{text[:49]}…"
-    return text
+    """Return a cell for people: `as_text`, with classes without their module."""
+    return re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
 
 
 def print_table(rows: Rows) -> None:
-    """Print rows with the same columns. In a terminal, cut the lines that do not fit,
-    and print a line that says so.
-
-    rows: The values by column; at least one row.
-    """
-    cells = [list(rows[0])]
-    for row in rows:
-        cells.append([short_text(value) for value in row.values()])
-    lines = as_table(cells)
-    width = get_terminal_size().columns
-    if sys.stdout.isatty() and max(map(len, lines)) > width:
-        lines = [f"{line:{width}}"[: width - 1] + "…" for line in lines]
-        lines.append("… columns do not fit: `| less -S` shows them")
-    print("\n".join(lines))
+    """Print rows with the same columns; at least one row."""
+    cells = [map(short_text, row.values()) for row in rows]
+    print("\n".join(as_table([[*rows[0]], *map(list, cells)])))
 
 
 def read_curves(folder: Path) -> dict[str, Any]:

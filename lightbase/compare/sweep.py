@@ -1,22 +1,15 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
-This file checks the flags and prints the results. The trials and their order are in
-lightbase/compare/sweep.py. Read `run` first.
+Read `run` first, and then `Sweep.train_trials`: it shows how several processes share
+the trials, and how an interrupted trial is continued. The file `study.journal` in the
+sweep's folder is Optuna's: it holds the settings of the sweep and the values, states
+and results of its trials.
 
-The trials of a sweep, in a study of Optuna. Each trial is a run.
-
-The file `study.journal` in the sweep's folder is Optuna's: it holds the settings of the
-sweep and the values, states and results of its trials. Optuna's TPE chooses values from
-ranges. The command gives the function that trains a run.
-
-Read `Sweep.train_trials` first: it shows how several processes share the trials, and
-how an interrupted trial is continued.
-
-The numbers of a cross-validation: each fold's, and those of all samples together.
-
-The folds share most of their training samples, so their results are not independent.
-Their range is printed, and no standard error: it would be too small (Bengio and
-Grandvalet, "No unbiased estimator of the variance of k-fold cross-validation", 2004).
+A sweep of the folds of a cross-validation ends with the numbers of each fold and those
+of all samples together. The folds share most of their training samples, so their
+results are not independent. Their range is printed, and no standard error: it would be
+too small (Bengio and Grandvalet, "No unbiased estimator of the variance of k-fold
+cross-validation", 2004).
 """
 
 import contextlib
@@ -29,7 +22,7 @@ import shlex
 import shutil
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +34,13 @@ from filelock import FileLock, Timeout
 from lightning import Callback
 from numpy.random import SeedSequence
 
-from lightbase.commands.spread import spread
+from lightbase.commands.seeds import spread
 from lightbase.commands.train import parse, train
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import (
     DISK_ERRORS,
-    LARGEST_TEXT,
-    check_readable,
     read_json,
     refuse_links,
     relative_to_cwd,
@@ -101,7 +92,7 @@ def run(options: Namespace) -> Study:
     folder = relative_to_cwd(sweep.folder)
     say(f"{sweep.num_trials} trials in {folder}, each with its output.txt")
     try:
-        for trial in sweep.train_trials(train_run):
+        for trial in sweep.train_trials():
             row = as_row(sweep, trial).items()
             say(", ".join(f"{key} {short_text(value)}" for key, value in row))
     except Stopped as stopped:
@@ -121,9 +112,6 @@ def train_run(args: Flags) -> None:
     """
     train(*parse(args))
 
-
-Train = Callable[[Flags], Any]
-"""A function that trains a run by the arguments of train.py."""
 
 Values = dict[str, Any]  # by flag
 
@@ -160,7 +148,7 @@ class Sweep:
     with_test: bool
     seed: int
 
-    def train_trials(self, train: Train) -> Iterator[FrozenTrial]:
+    def train_trials(self) -> Iterator[FrozenTrial]:
         """Train trials until all have ended. Yield each trial that this process has
         trained.
 
@@ -175,7 +163,7 @@ class Sweep:
                 with contextlib.suppress(Timeout), lock:
                     trial = self.begin_trial(number)
                     if not trial.state.is_finished():
-                        self.train_trial(trial, train)
+                        self.train_trial(trial)
                         yield self.study.trials[number]
                         free_memory()
                 # a signal is only kept during a failed training and gc.collect
@@ -208,7 +196,7 @@ class Sweep:
         study.ask(self.searches)
         return study.trials[-1]
 
-    def train_trial(self, trial: FrozenTrial, train: Train) -> None:
+    def train_trial(self, trial: FrozenTrial) -> None:
         """Train a trial, or continue it, and tell the study how it ended. What the
         training prints goes to output.txt in the trial's folder.
 
@@ -224,7 +212,7 @@ class Sweep:
         ):
             try:
                 if not (run / "metrics.json").is_file():  # not killed after its end
-                    train(self.arguments(run, trial.params))
+                    train_run(self.arguments(run, trial.params))
                 best = 0.0  # Optuna needs a value
                 if self.monitor:
                     progress = read_json(run / "progress.json")
@@ -499,25 +487,17 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     settings: What all starts have in common, for JSON: the config by flag, and
         `search`.
     mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if the file is damaged, if an earlier start had other settings, for
-    a link in the folder, and for a folder with trials but without a study, as of
-    version 0.3.
+    Raise UserError if the file is damaged, if an earlier start had other settings, and
+    for a link in the folder.
     """
     refuse_links([folder, *folder.rglob("*")])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
-    if not file.exists() and any(folder.glob("trial_*")):
-        raise UserError(
-            f"{relative_to_cwd(folder)} has trials, but no study.journal",
-            "give another --name",
-            2,
-        )
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with lock:
             file.touch()
-            check_readable(file, LARGEST_TEXT)  # reading a pipe would not end
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             study = optuna.create_study(

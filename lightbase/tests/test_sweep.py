@@ -91,12 +91,6 @@ def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
     assert error.endswith('\npip install -c constraints.txt -e ".[sweep]"')
 
 
-def test_a_folder_with_trials_of_no_study_is_refused(sweep, tmp_path, capsys):
-    (tmp_path / "tried" / "trial_000").mkdir(parents=True)
-    error = fails(capsys, 2, lambda: sweep("--search", "model.lr=0.1"))
-    assert "has trials, but no study.journal\ngive another --name" in error
-
-
 @pytest.mark.parametrize("line", ["{}", '{"op_code": 0}', "[]", "oops", "\0"])
 def test_a_damaged_study_is_refused(sweep, tmp_path, capsys, line):
     (tmp_path / "tried").mkdir()
