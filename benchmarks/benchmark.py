@@ -32,7 +32,7 @@ from torchvision import transforms
 
 from lightbase import Batch
 from lightbase.commands.flags import Args, Parser
-from lightbase.commands.train import parse, train
+from lightbase.commands.train import parse, train_parsed
 from lightbase.compat import quiet_lightning
 from lightbase.run.devices import cpu_threads
 from lightbase.watch.environment import describe_environment
@@ -142,7 +142,7 @@ def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
 def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train as scripts/train.py does, with logs, checkpoints and the progress bar."""
     spec.trainer["callbacks"] = [clock]
-    train(spec, model, data)
+    train_parsed(spec, model, data)
 
 
 def train_by_hand(

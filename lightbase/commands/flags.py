@@ -1,8 +1,8 @@
 """The flags of the commands, which are read before torch is imported.
 
-`run_command` in lightbase/commands/script.py calls the function with the name of the
-command, and imports the command afterwards. So --help and a mistyped flag are answered
-at once. The docstring of the function is the text of --help.
+`run_command` in lightbase/commands/script.py calls the function of the command in
+`READERS`, and imports the command afterwards. So --help and a mistyped flag are
+answered at once. The docstring of the function is the text of --help.
 
 Flags of train.py that a command passes on are in the attribute `others` of its options.
 lightbase/config/parser.py reads them.
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message, "see --help", 2)
 
 
-def train(args: Args = None) -> Sequence[str]:
+def train_flags(args: Args = None) -> Sequence[str]:
     """Return the arguments of train.py. Only --help is answered here: the check of its
     flags needs torch."""
     if args is None:
@@ -83,7 +83,7 @@ def in_column(words: Iterable[str]) -> str:
     return textwrap.fill(", ".join(words), 50).replace("\n", "\n" + " " * 30)
 
 
-def evaluate(args: Args = None) -> Namespace:
+def evaluate_flags(args: Args = None) -> Namespace:
     """Test a checkpoint again, on the data and with the settings of its run.
 
     python scripts/evaluate.py --ckpt_path mnist_mlp --report
@@ -94,7 +94,7 @@ def evaluate(args: Args = None) -> Namespace:
     A checkpoint of a fold is tested on its fold, with --data.num_folds null on the
     test set of the data. The last line is a JSON object with all metrics.
     """
-    parser = Parser(evaluate.__doc__)
+    parser = Parser(evaluate_flags.__doc__)
     parser.add_argument(
         "--report",
         nargs="?",
@@ -105,7 +105,7 @@ def evaluate(args: Args = None) -> Namespace:
     return with_checkpoint(parser, args)
 
 
-def predict(args: Args = None) -> Namespace:
+def predict_flags(args: Args = None) -> Namespace:
     """Predict with a checkpoint: what predict_step of its LightningModule returns.
 
     python scripts/predict.py --ckpt_path mnist_mlp digit.png
@@ -117,7 +117,7 @@ def predict(args: Args = None) -> Namespace:
     exit status is 1. Masks are written as PNG files into the folder --output. FILE.npz
     holds the tensors of predict_step.
     """
-    parser = Parser(predict.__doc__)
+    parser = Parser(predict_flags.__doc__)
     add = parser.add_argument
     add(
         "--split",
@@ -139,7 +139,7 @@ def predict(args: Args = None) -> Namespace:
     return with_checkpoint(parser, args)
 
 
-def export(args: Args = None) -> Namespace:
+def export_flags(args: Args = None) -> Namespace:
     """Write a trained network to a file that other programs load.
 
     python scripts/export.py --ckpt_path mnist_mlp --output digits.pth
@@ -149,7 +149,7 @@ def export(args: Args = None) -> Namespace:
     torch.export.load; both compute what predict.py computes, and are checked against
     it. See docs/export.md.
     """
-    parser = Parser(export.__doc__)
+    parser = Parser(export_flags.__doc__)
     parser.add_argument("--format", choices=["onnx", "pt2", "pth"], default="pth")
     parser.add_argument(
         "--output",
@@ -266,7 +266,7 @@ def positive(text: str) -> int:
     return number
 
 
-def tune(args: Args = None) -> Namespace:
+def tune_flags(args: Args = None) -> Namespace:
     """Find a batch size and a learning rate for an experiment before training it.
 
     python scripts/tune.py --config configs/mnist_mlp.yaml --find lr --min_lr 1e-5 \\
@@ -278,7 +278,7 @@ def tune(args: Args = None) -> Namespace:
     the loss falls fastest. lr.png in the folder NAME_tune has the losses. All flags of
     train.py work too.
     """
-    parser = Parser(tune.__doc__)
+    parser = Parser(tune_flags.__doc__)
     both = ["batch_size", "lr"]
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
@@ -291,7 +291,7 @@ def tune(args: Args = None) -> Namespace:
     return options
 
 
-def sweep(args: Args = None) -> Namespace:
+def sweep_flags(args: Args = None) -> Namespace:
     """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
     python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01
@@ -303,7 +303,7 @@ def sweep(args: Args = None) -> Namespace:
     continues after a kill. Several of them at once share the trials. All flags of
     train.py work too. See docs/sweep.md.
     """
-    parser = Parser(sweep.__doc__)
+    parser = Parser(sweep_flags.__doc__)
     add = parser.add_argument
     add(
         "--search",
@@ -322,7 +322,7 @@ def sweep(args: Args = None) -> Namespace:
     return options
 
 
-def runs(args: Args = None) -> Namespace:
+def runs_flags(args: Args = None) -> Namespace:
     """Runs side by side: their progress, their results, and the settings in which they
     differ.
 
@@ -337,7 +337,7 @@ def runs(args: Args = None) -> Namespace:
     NAME is the --name of train.py or sweep.py, NAME/version_N, a folder of runs, or a
     pattern. Without a NAME the table has all runs. See docs/runs.md.
     """
-    parser = Parser(runs.__doc__)
+    parser = Parser(runs_flags.__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
     add(
@@ -373,7 +373,12 @@ def runs(args: Args = None) -> Namespace:
 
 
 READERS = {
-    function.__name__: function
-    for function in (train, evaluate, predict, export, tune, sweep, runs)
+    "train": train_flags,
+    "evaluate": evaluate_flags,
+    "predict": predict_flags,
+    "export": export_flags,
+    "tune": tune_flags,
+    "sweep": sweep_flags,
+    "runs": runs_flags,
 }
 """By the name of the command."""

@@ -1,11 +1,8 @@
-"""`lightbase.train` and `lightbase.load`, for scripts and notebooks.
+"""`lightbase.train` and `lightbase.load` for scripts and notebooks, and the pictures
+that show what a network gets right and wrong.
 
-`train` does what scripts/train.py does, with a config file or with objects.
-
-What a network gets right and wrong, for notebooks.
-
-The pictures are those that a training draws for TensorBoard, see
-lightbase/watch/figures.py.
+`train` does what scripts/train.py does, with a config file or with objects. The
+pictures are those of TensorBoard, see lightbase/watch/figures.py.
 """
 
 import inspect
@@ -116,7 +113,7 @@ def train(
             spec.trainer |= objects
         else:
             spec, data = of_objects(model, parts, flags)
-        metrics = command.train(spec, model, data)
+        metrics = command.train_parsed(spec, model, data)
         best = best_checkpoint(model.trainer)
         if best:
             restore(read_checkpoint(best), model, data, best)  # as a test does
@@ -129,36 +126,32 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     parts: "train" is a data module, or samples as "val" and "test" are.
     Raise UserError for an object that does not fit, or flags that do not.
     """
-    data = parts.get("train")
-    for value in (module, data):
-        if isinstance(value, type):
-            problem = f"{value.__name__} is a class"
-            raise UserError(problem, f"give an object: {value.__name__}(...)", 2)
-    if not isinstance(module, LightningModule) or data is None:
+    data: Any = parts.get("train")
+    is_wrong = not isinstance(module, LightningModule) or data is None
+    if is_wrong or isinstance(data, type):
         raise UserError(
-            "lightbase.train takes a LightningModule and its data", status=2
+            "lightbase.train takes a LightningModule and its data, as objects", status=2
         )
-    classes = {"model": class_config(module)}
-    arrays = class_config(ArrayData())
-    is_array = not isinstance(data, DataLoader | LightningDataModule)
     if isinstance(data, DataLoader):
         data = loader_data(parts)
-    if is_array:
-        names = {*parser_of(arrays["class_path"]).get_defaults().keys()}
-        flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
+    config = {"model": class_config(module)}
+    arrays: dict[str, Any] = {}
+    if isinstance(data, LightningDataModule):
+        config["data"] = class_config(data)
     else:
-        classes["data"] = class_config(data)
-    check_takes_effect(flags, classes)
+        arrays = {"data": class_config(ArrayData()) | {"init_args": {}}}
+        names = {*parser_of(arrays["data"]["class_path"]).get_defaults().keys()}
+        flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
+    check_takes_effect(flags, config)
     args, objects = as_arguments({"name": type(module).__name__, **flags})
     line = CommandLine(args)
     restart = find_restart(line)
     if restart:
-        spec = resumed_spec(restart, line, classes)
+        spec = resumed_spec(restart, line, config)
     else:
-        config = {"data": arrays | {"init_args": {}}} | classes
-        spec = read_spec([config], line, None, is_saved=True)
+        spec = read_spec([arrays | config], line, None, is_saved=True)
     begin(spec, spec.config)
-    if is_array:
+    if arrays:
         data = instantiate(spec, Namespace(data=spec.config.data)).data
         data.parts |= parts
     build_rest(spec, Namespace(trainer=spec.config.trainer))

@@ -20,7 +20,7 @@ from lightbase.config.errors import SEE_HELP, UserError, rank, wrapped
 from lightbase.config.files import DISK_ERRORS
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
 
-FLAG = re.compile(r"--(?:trainer\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?")
+FLAG = re.compile(r"--(?:trainer\.|data\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?")
 """A flag in a message, and its value: a number or a bool."""
 
 
@@ -109,7 +109,8 @@ def short_errors() -> Iterator[None]:
     128 plus the number of the signal after a signal such as Ctrl-C.
     """
     if hasattr(sys, "ps1"):
-        yield
+        with python_errors():
+            yield
         return
     outlive_terminal()
     try:

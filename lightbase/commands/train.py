@@ -1,7 +1,7 @@
 """Train a network: from the command line to the test result.
 
-`main` parses the flags and builds the model and the data (`parse`), then trains and
-tests them (`train`). sweep.py, tune.py and lightbase/commands/python.py call the parts.
+`run` parses the flags and builds the model and the data (`parse`), then trains and
+tests them (`train_parsed`). sweep.py, tune.py and commands/python.py call these parts.
 `make_extras` lists the callbacks that only watch: one that is deleted loses its lines
 here, and nothing else changes.
 """
@@ -70,7 +70,7 @@ def run(args: Sequence[str]) -> dict[str, Any]:
     with short_device_errors():
         spec, model, data = parse(others)
     if not seeds:
-        return train(spec, model, data)
+        return train_parsed(spec, model, data)
     check_one_device(spec.config.trainer)
     if spec.config.trainer.fast_dev_run or spec.checkpoint:
         raise UserError(
@@ -84,7 +84,7 @@ def run(args: Sequence[str]) -> dict[str, Any]:
         others,
         seeds,
         has_own_splits,
-        lambda words: train(*parse(words)),
+        lambda words: train_parsed(*parse(words)),
     )
 
 
@@ -135,7 +135,7 @@ def say_default() -> None:
     say("for another one: python scripts/train.py --config configs/NAME.yaml")
 
 
-def train(
+def train_parsed(
     spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> dict[str, Any]:
     """Train and test what `parse` has returned, with all extras. Return the content of

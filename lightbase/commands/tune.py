@@ -5,7 +5,6 @@ Lightning restores. Nothing is changed in the config: the user adds the suggeste
 to the next command.
 """
 
-import contextlib
 from argparse import Namespace
 from typing import Any
 
@@ -45,9 +44,7 @@ def run(options: Namespace) -> list[str]:
     spec.trainer["callbacks"] = None  # they would stop the training, or save
     if isinstance(model, BaseModule):
         model.scheduler = None  # the finder has its own
-    extras = [DryRun()]
-    for extra in extras:
-        extra.before_run(spec, model, data)
+    DryRun().before_run(spec, model, data)
     folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
     finders = make_finders(options, data)
     trainer = make_trainer(
@@ -65,19 +62,14 @@ def run(options: Namespace) -> list[str]:
         num_sanity_val_steps=0,
         check_val_every_n_epoch=1_000_000,
     )
-    with contextlib.ExitStack() as stack:
-        for extra in extras:
-            stack.enter_context(extra.around_run(spec, model, None))
-        try:
-            trainer.fit(model, data)
-        except MisconfigurationException as error:
-            raise UserError(first_line(error), "see --find") from error
+    try:
+        trainer.fit(model, data)
+    except MisconfigurationException as error:
+        raise UserError(first_line(error), "see --find") from error
     suggested = []
     if "batch_size" in finders:
-        suggested += [
-            "--data.batch_size",
-            str(finders["batch_size"].optimal_batch_size),
-        ]
+        size = finders["batch_size"].optimal_batch_size
+        suggested += ["--data.batch_size", str(size)]
     if "lr" in finders:
         search = finders["lr"].optimal_lr
         lr = search.suggestion()

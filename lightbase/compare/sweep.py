@@ -35,7 +35,7 @@ from lightning import Callback
 from numpy.random import SeedSequence
 
 from lightbase.commands.seeds import spread
-from lightbase.commands.train import parse, train
+from lightbase.commands.train import parse, train_parsed
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
@@ -110,7 +110,7 @@ def train_run(args: Flags) -> None:
 
     args: The arguments of train.py.
     """
-    train(*parse(args))
+    train_parsed(*parse(args))
 
 
 Values = dict[str, Any]  # by flag

@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import SAMPLEFORMAT, ImageFileDirectory_v2
 from written import checkpoint_file, equal, weights
 
-from lightbase.commands.flags import evaluate, export, predict
+from lightbase.commands.flags import evaluate_flags, export_flags, predict_flags
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
 from lightbase.data.images import read_image, say_frames
@@ -43,7 +43,7 @@ def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_p
 def test_files_may_stand_between_flags(tmp_path: Path) -> None:
     words = ["a.png", "--data.flip", "true", "b.png", "--data.flip=2", "c.png"]
     (tmp_path / "x.ckpt").touch()
-    options = predict(["--ckpt_path", f"{tmp_path}/x.ckpt", *words])
+    options = predict_flags(["--ckpt_path", f"{tmp_path}/x.ckpt", *words])
     assert [*map(str, options.files)] == ["a.png", "b.png", "c.png"]
     assert options.others == ["--data.flip=true", "--data.flip=2"]
 
@@ -62,7 +62,10 @@ def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, c
 
     def named(text: str) -> Path:
         words = [root, "--ckpt_path", text]
-        (path,) = {read(words).ckpt_path for read in (evaluate, predict, export)}
+        (path,) = {
+            read(words).ckpt_path
+            for read in (evaluate_flags, predict_flags, export_flags)
+        }
         return path
 
     assert named("mlp/version_2") == files[0]
