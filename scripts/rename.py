@@ -46,9 +46,9 @@ def main() -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if the name cannot be the name of a new package: it is no Python
-    name or it is a keyword, or it is the name of a folder or of a module that Python
-    can import."""
+    """Raise UserError if the name cannot be the name of a new package: it is not a
+    Python name, it is a keyword, or it is the name of a folder or of a module that
+    Python can import."""
     if (
         not name.isidentifier()
         or keyword.iskeyword(name)

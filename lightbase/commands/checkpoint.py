@@ -1,7 +1,6 @@
-"""What evaluate.py, predict.py and export.py share with notebooks: how they open a
-checkpoint, and a Trainer that writes nothing.
-
-The result of a training, for scripts and notebooks: `lightbase.train` returns it.
+"""Open a checkpoint for evaluate.py, predict.py and export.py (`open_checkpoint`) or in
+Python (`open_run`), with a Trainer that writes nothing. `Result` is what
+`lightbase.train` returns.
 """
 
 import contextlib
@@ -33,8 +32,8 @@ def open_checkpoint(options: Namespace) -> Any:
     data. Print which file it is.
 
     options: What `with_checkpoint` in flags.py has returned.
-    Raise UserError if the file is no sound checkpoint, is not the user's, or does not
-    fit today's code. See `load_run`.
+    Raise UserError if the file is damaged, is not the user's, or does not fit today's
+    code. See `load_run`.
     """
     quiet_lightning()
     text = f"Checkpoint: {relative_to_cwd(options.ckpt_path)}"

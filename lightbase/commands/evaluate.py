@@ -157,7 +157,7 @@ class ClassReport(Callback):
             for name, (low, high) in ends.items():
                 value = trainer.callback_metrics[name].item()
                 error = 1e-3 * abs(value)
-                # beyond its interval, the metric is no function of sums over samples
+                # outside: the metric is not a function of sums over samples
                 if not (value < low - error or value > high + error):
                     table.append((name, value, low, high))
         write_whole(self.folder / "intervals.csv", as_csv(table))

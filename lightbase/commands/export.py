@@ -89,8 +89,8 @@ def graph_file(
         BaseDataModule loads. For other data it takes the inputs of the network, and the
         model has to have an `example_input_array`.
     kind: A key of WRITERS.
-    Raise UserError if there is no such graph, if predict_step returns no tensor, or if
-    the file gives other outputs.
+    Raise UserError if the model has no such graph, if predict_step does not return a
+    tensor, or if the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Any = nn.Identity()
@@ -101,7 +101,7 @@ def graph_file(
         classes = data.classes
     if not isinstance(samples, Tensor):
         raise UserError(
-            f"the inputs of {type(data).__name__} are no tensors of a known shape",
+            f"the inputs of {type(data).__name__} are not tensors of a known shape",
             "--format pth needs none; with a LightningDataModule of your own, set "
             f"self.example_input_array of {type(model).__name__} to a tensor (N, ...)",
         )

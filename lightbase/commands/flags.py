@@ -312,7 +312,7 @@ def sweep_flags(args: Args = None) -> Namespace:
         metavar="FLAG=VALUES",
         help="repeatable",
     )
-    add("--trials", type=positive, help="how many; of a grid at most so many")
+    add("--trials", type=positive, help="number of trials; of a grid: at most")
     add(
         "--name",
         help="the sweep is in ROOT/NAME; the config's name and _sweep unless given",

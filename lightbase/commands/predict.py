@@ -146,7 +146,7 @@ def single(outputs: dict[str, Rows]) -> Rows:
     returns several."""
     if outputs.keys() - {"prediction"}:
         raise UserError(
-            f"predict_step returns {', '.join(outputs)}, which is no table",
+            f"predict_step returns {', '.join(outputs)}, which does not fit a table",
             "--output FILE.npz writes any tensors",
             2,
         )
@@ -154,7 +154,7 @@ def single(outputs: dict[str, Rows]) -> Rows:
 
 
 def write_table(options: Namespace, names: Names, columns: Columns) -> None:
-    """Write a CSV file, or print a table if there is no --output.
+    """Write a CSV file, or print a table without --output.
 
     names: The first column.
     columns: The others, which have the same length.
@@ -173,8 +173,7 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     A plain LightningDataModule gives its own loader, in the order of this loader.
 
     split: "train", "val" or "test".
-    Raise UserError if there is no such split, or if it is not one loader of a data set
-    with a length.
+    Raise UserError unless the split has one loader of a data set with a length.
     """
     data.prepare_data()
     data.setup(STAGES[split])
@@ -212,13 +211,13 @@ def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
 def samples_in(
     data: Any, paths: list[Path], names: Names, unreadable: Names
 ) -> Iterator[Any]:
-    """Yield each sample in the files. A folder stands for all images below it, and a
-    file is taken whatever its name.
+    """Yield each sample in the files. A folder means all images below it, and a file
+    may have any name.
 
     data: The data module, which reads the files.
     names: Gets the names of the samples.
     unreadable: Gets an error for each path that cannot be read.
-    Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
+    Raise UserError unless `data` is a BaseDataModule, which has `read_inputs`.
     """
     if not isinstance(data, BaseDataModule):
         raise UserError(

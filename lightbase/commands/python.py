@@ -51,8 +51,8 @@ def load(
         file has to be in your folder of runs. Data of arrays needs no object.
     trust: Open a file from anywhere. Use it only for a file that you would run as a
         program.
-    Raise UserError for a file that is no sound checkpoint, is somebody else's, or fits
-    other classes.
+    Raise UserError for a file that is damaged, is somebody else's, or fits other
+    classes.
     """
     with python_errors():
         file = checkpoint_file(str(path), PROJECT.logs)
@@ -95,7 +95,7 @@ def train(
     KeyboardInterrupt.
     """
     quiet_lightning()
-    way_out = '; the same call with ckpt_path="last" goes on'
+    way_out = '; the same call with ckpt_path="last" continues'
     is_yaml = isinstance(module, str | Path)
     model: Any = module
     flags = {"trust_checkpoint": trust, **flags}

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
@@ -59,7 +60,9 @@ def outlive_terminal() -> None:
     Python's own, such as that of a test, stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream and stream is getattr(sys, f"__{name}__"):
+        if stream is None:  # the shell has closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
             lasting = io.TextIOWrapper(
                 raw, stream.encoding, stream.errors, line_buffering=True

@@ -129,7 +129,7 @@ class Sweep:
     folder: The sweep's folder, ROOT/NAME.
     flags: The flags of train.py that all trials have.
     searches: Optuna's distributions by flag.
-    grid: The values of each trial, if there is no range.
+    grid: The values of each trial; empty with a range.
     num_trials: How many trials the sweep has, in all processes.
     monitor: The metric that compares the trials. None in folds without a validation.
     with_test: Whether each trial is tested. Trials that are compared are not, so that
@@ -358,10 +358,10 @@ def show_best(sweep: Sweep) -> None:
     """Print the means over folds or seeds, the flags of the best setting, and the
     commands that test its runs.
 
-    A setting is the values of the flags that are no repeats. Of equal means, the one
-    with the smaller deviation is the best, and then the first. A setting with a failed
-    trial cannot be the best: the others may have been lucky. Raise UserError if each
-    setting has one.
+    A setting is the values of the flags that are not in `REPEATS`. Of equal means, the
+    one with the smaller deviation is the best, and then the first. A setting with a
+    failed trial cannot be the best: the others may have been lucky. Raise UserError if
+    each setting has one.
     """
     settings: dict[str, list[FrozenTrial]] = {}
     for trial in sweep.study.trials:
@@ -459,7 +459,7 @@ def ends_of(distribution: Any) -> tuple[Any, Any]:
 
 def make_grid(searches: Values) -> list[Values]:
     """Return the values of each trial, one for each combination. The last flag changes
-    fastest. Return an empty list if a flag has a range: then there is no grid.
+    fastest. Return an empty list if a flag has a range.
 
     searches: Optuna's distributions by flag.
     """
@@ -565,7 +565,7 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
         )
         run_test(trainer, model, data, None)
     if pool.means is None:
-        say("Nothing is pooled: the module is no BaseModule, or has no test")
+        say("Nothing is pooled: the module is not a BaseModule, or has no test")
         return {}
     metrics = pool.means.result(lambda x: x)  # one process has all samples
     num = int(metrics["test/num_samples"])

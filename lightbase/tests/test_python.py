@@ -215,7 +215,7 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     stop = {"callbacks": [ctrl_c], "name": "x"}
     with pytest.raises(KeyboardInterrupt):
         lightbase.train(*objects(**arguments), **stop, **flags)
-    expected = 'Stopped by Ctrl-C; the same call with ckpt_path="last" goes on'
+    expected = 'Stopped by Ctrl-C; the same call with ckpt_path="last" continues'
     assert expected in capsys.readouterr().out
     flags |= {"name": "x", "ckpt_path": "last"}
     with pytest.raises(UserError, match=r"lr 0.5: a resume goes on with"):
