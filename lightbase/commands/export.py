@@ -177,10 +177,7 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
         # a compiled part is traced as it is written
         with torch.compiler.set_stance("force_eager"):
             program = torch.export.export(
-                predictor,
-                (inputs,),
-                dynamic_shapes=({0: Dim("batch")},),
-                strict=False,
+                predictor, (inputs,), dynamic_shapes=({0: Dim("batch")},), strict=False
             )
     except Exception as error:  # many types; the predictor has taken these inputs
         raise UserError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-from lightbase.commands.flags import READERS, Args
+from lightbase.commands.flags import Args
 from lightbase.config.errors import SEE_HELP, UserError, rank, wrapped
 from lightbase.config.files import DISK_ERRORS
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
@@ -36,7 +36,9 @@ def run_command(command: str, args: Args = None) -> Any:
     """
     end_with_parent()
     with short_errors():
-        options = READERS[command.rpartition(".")[2]](args)
+        room, name = command.split(".")
+        flags = importlib.import_module(f"lightbase.{room}.flags")
+        options = flags.READERS[name](args)
         module = importlib.import_module(f"lightbase.{command}")
         with SIGNALS.handled():
             return module.run(options)

@@ -39,12 +39,7 @@ from lightbase.commands.train import parse, train_parsed
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import (
-    DISK_ERRORS,
-    read_json,
-    refuse_links,
-    relative_to_cwd,
-)
+from lightbase.config.files import DISK_ERRORS, read_json, refuse_links, relative_to_cwd
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import as_values
 from lightbase.data.module import BaseDataModule
