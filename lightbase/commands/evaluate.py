@@ -59,12 +59,8 @@ def run(options: Namespace) -> dict[str, Any]:
 
 
 def report_folder(typed: str, checkpoint: Path) -> Path:
-    """Return the folder for --report, which is made if it is missing.
-
-    typed: The value of the flag. If it is empty, the report goes to the run's folder,
-        or beside a checkpoint that lies in no run.
-    checkpoint: The path of the checkpoint.
-    """
+    """Return the folder for --report, which is made if it is missing: the value of the
+    flag, or the run's folder, or that of a checkpoint outside of a run."""
     folder = checkpoint.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent

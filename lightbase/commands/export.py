@@ -47,7 +47,9 @@ def run(options: Namespace) -> Path:
     if isinstance(model, BaseModule):
         net = model.net
     if options.format == "pth":
-        content = weights_file(net)
+        buffer = io.BytesIO()
+        torch.save(net.state_dict(), buffer)
+        content = buffer.getvalue()
         note = "weights"
     else:
         content, difference = graph_file(model, data, options.format)
@@ -66,16 +68,6 @@ output if that is more. So it is absolute for probabilities and relative for lar
 outputs."""
 
 BATCH_SIZES = (3, 1)  # of the batches for the check; the first is traced
-
-
-def weights_file(net: nn.Module) -> bytes:
-    """Return the content of a pth file: the state_dict of the network.
-
-    Other programs load it with torch.load(file, weights_only=True).
-    """
-    buffer = io.BytesIO()
-    torch.save(net.state_dict(), buffer)
-    return buffer.getvalue()
 
 
 @torch.no_grad()
@@ -145,7 +137,6 @@ class Predictor(nn.Module):
         self.normalize = normalize
 
     def forward(self, samples: Tensor) -> Any:
-        """Return the outputs of predict_step. samples: (N, ...)."""
         inputs = for_network(self.normalize(samples), self.model)
         # Lightning's own predict_step hands the batch to forward
         if is_overridden("predict_step", self.model):

@@ -87,8 +87,7 @@ def evaluate_flags(args: Args = None) -> Namespace:
     """Test a checkpoint again, on the data and with the settings of its run.
 
     python scripts/evaluate.py --ckpt_path mnist_mlp --report
-    python scripts/evaluate.py --ckpt_path last --trainer.accelerator cpu \\
-      --data.batch_size 1000
+    python scripts/evaluate.py --ckpt_path last --trainer.accelerator cpu
     python scripts/evaluate.py --ckpt_path logs/mnist_mlp/version_0
 
     A checkpoint of a fold is tested on its fold, with --data.num_folds null on the

@@ -54,7 +54,6 @@ BATCH_SIZE = 256  # of files and arrays
 
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
-
 Rows = list[Tensor]
 """A tensor for each sample."""
 
@@ -101,7 +100,7 @@ def run(options: Namespace) -> None:
     if is_npz:
         write_arrays(options.output, names, outputs)
     else:
-        write_single(options, names, single(outputs), true, data, task)
+        write_single(options, names, outputs, true, data, task)
     if options.output is not None:
         print(f"{len(names)} predictions in {options.output}")
     if unreadable:
@@ -111,13 +110,20 @@ def run(options: Namespace) -> None:
 def write_single(
     options: Namespace,
     names: Names,
-    rows: Rows,
+    outputs: dict[str, Rows],
     true: Rows,
     data: Any,
     task: str | None,
 ) -> None:
     """Write the outputs of a predict_step that returns one tensor: masks into a folder,
-    and others as a table."""
+    and others as a table. Raise UserError if it returns several tensors."""
+    if outputs.keys() - {"prediction"}:
+        raise UserError(
+            f"predict_step returns {', '.join(outputs)}, which does not fit a table",
+            "--output FILE.npz writes any tensors",
+            2,
+        )
+    rows = outputs["prediction"]
     is_mask = bool(rows) and rows[0].dim() == 2 and not rows[0].is_floating_point()
     check_form(options.output, is_mask)
     if is_mask:
@@ -139,18 +145,6 @@ def check_form(output: Path | None, is_mask: bool) -> None:
             "for other predictions FILE.csv or FILE.npz",
             2,
         )
-
-
-def single(outputs: dict[str, Rows]) -> Rows:
-    """Return the outputs if predict_step returns one tensor. Raise UserError if it
-    returns several."""
-    if outputs.keys() - {"prediction"}:
-        raise UserError(
-            f"predict_step returns {', '.join(outputs)}, which does not fit a table",
-            "--output FILE.npz writes any tensors",
-            2,
-        )
-    return outputs["prediction"]
 
 
 def write_table(options: Namespace, names: Names, columns: Columns) -> None:

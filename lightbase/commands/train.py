@@ -145,15 +145,10 @@ def train_parsed(
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
         metrics, trainer = fit.train(spec, model, data, make_extras(spec))
-        text = advice_after(trainer)
+        text = advice(trainer, busy_shares(trainer))
     if text:
         say(f"Advice: {text}")
     return metrics
-
-
-def advice_after(trainer: Any) -> str:
-    """Return a finding about the time of a training and what to try, or ""."""
-    return advice(trainer, busy_shares(trainer))
 
 
 def register_strategies() -> None:
