@@ -1,7 +1,8 @@
 """Measure the speed of training, and compare it with other ways to train the same
 network.
 
-python benchmarks/benchmark.py > speed.md
+python benchmarks/benchmark.py              # about 3 minutes on 2 cores
+python benchmarks/benchmark.py > speed.md  # the tables are Markdown
 
 Three contestants train for one epoch. They have the same generated images, and the
 network and the optimizer of a shipped YAML:
@@ -14,33 +15,27 @@ ours: A run of scripts/train.py with the YAML, without validation and test.
 Read the functions with these names first, and then `measure`, which calls them in turn.
 """
 
-import sys
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(1, str(Path(__file__).parents[1] / "scripts"))
-from start import starting
+import torch
+from lightning import Callback, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
 
-with starting(__file__, default_model="project.classifier.Classifier"):
-    import contextlib
-    import io
-    import statistics
-    import tempfile
-    import time
-    from collections.abc import Iterable
-    from typing import Any
-
-    import torch
-    from lightning import Callback, Trainer
-    from torch import Tensor, nn
-    from torch.utils.data import DataLoader, Dataset
-    from torchvision import transforms
-
-    from lightbase import Batch
-    from lightbase.commands import arguments
-    from lightbase.commands.train import parse, train
-    from lightbase.compat import quiet_lightning
-    from lightbase.run.devices import cpu_threads
-    from lightbase.watch.environment import describe_environment
+from lightbase import Batch
+from lightbase.commands.flags import Args, Parser
+from lightbase.commands.train import parse, train_parsed
+from lightbase.compat import quiet_lightning
+from lightbase.run.devices import cpu_threads
+from lightbase.watch.environment import describe_environment
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 EXPERIMENTS = {
@@ -147,7 +142,7 @@ def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
 def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train as scripts/train.py does, with logs, checkpoints and the progress bar."""
     spec.trainer["callbacks"] = [clock]
-    train(spec, model, data)
+    train_parsed(spec, model, data)
 
 
 def train_by_hand(
@@ -207,7 +202,7 @@ def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def main(args: arguments.Args = None) -> None:
+def main(args: Args = None) -> None:
     """Measure the parts, on the GPU if there is one, and print a Markdown table for
     each.
 
@@ -216,7 +211,12 @@ def main(args: arguments.Args = None) -> None:
 
     args: The arguments of the script.
     """
-    options = arguments.benchmark().parse_args(args)
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
+    add("--rounds", type=int, default=3, help="turns of each contestant")
+    add("--steps", type=int, default=400, help="of each contestant, in a round")
+    options = parser.parse_args(args)
     quiet_lightning()
     print(f"# Speed\n\n```\n{describe_environment(Trainer(logger=False))}```\n")
     print(f"Median (lowest to highest) of {options.rounds} rounds.\n")

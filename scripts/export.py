@@ -1,10 +1,7 @@
 """Write a trained network for other programs: python scripts/export.py --ckpt_path
 FILE"""
 
-from start import starting
-
-with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.commands.export import main
+from start import run
 
 if __name__ == "__main__":
-    main()
+    run("commands.export")

@@ -1,9 +1,6 @@
 """Predict for image files: python scripts/predict.py --ckpt_path FILE IMAGE ..."""
 
-from start import starting
-
-with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.commands.predict import main
+from start import run
 
 if __name__ == "__main__":
-    main()
+    run("commands.predict")

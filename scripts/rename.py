@@ -3,8 +3,10 @@ the repository.
 
 python scripts/rename.py my_project
 
-A mention is an import, a dotted path, a path of a file, or a string that is the name.
-The name as a word in a sentence stays. `mention` has the rules.
+A mention is an import, a dotted path, a path of a file, or a string in quotes that is
+the name. The word in a sentence, as a key, as an index or as a variable stays. So do
+lightbase/, CHANGELOG.md, logs/, data/, and the files that git ignores. The program git
+has to be installed. `mention` has the rules.
 """
 
 import importlib.util
@@ -13,13 +15,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from start import starting
-
-with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.commands.arguments import ScriptParser
-    from lightbase.commands.script import short_errors
-    from lightbase.config.errors import UserError
-    from lightbase.config.paths import PROJECT
+from lightbase.commands.flags import Parser
+from lightbase.commands.script import short_errors
+from lightbase.config.errors import UserError
+from lightbase.config.paths import PROJECT
 
 SKIPPED = ("lightbase", "CHANGELOG.md", "logs", "data")
 """Paths in which the name stays."""
@@ -28,7 +27,7 @@ SKIPPED = ("lightbase", "CHANGELOG.md", "logs", "data")
 def main() -> None:
     """Change the name in all files, then rename the folder. Print the commands to run
     next."""
-    parser = ScriptParser("rename")
+    parser = Parser(__doc__)
     parser.add_argument("name", help="the new name")
     old = PROJECT.package
     with short_errors():
@@ -47,9 +46,9 @@ def main() -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if the name cannot be the name of a new package: it is no Python
-    name or it is a keyword, or it is the name of a folder or of a module that Python
-    can import."""
+    """Raise UserError if the name cannot be the name of a new package: it is not a
+    Python name, it is a keyword, or it is the name of a folder or of a module that
+    Python can import."""
     if (
         not name.isidentifier()
         or keyword.iskeyword(name)

@@ -1,9 +1,6 @@
 """Show runs side by side: python scripts/runs.py"""
 
-from start import starting
-
-with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.compare.runs import main
+from start import run
 
 if __name__ == "__main__":
-    main()
+    run("compare.runs")

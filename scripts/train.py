@@ -4,10 +4,7 @@ python scripts/train.py
 python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name try2
 """
 
-from start import starting
-
-with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.commands.train import main
+from start import run
 
 if __name__ == "__main__":
-    main()
+    run("commands.train")

@@ -3,10 +3,7 @@
 python scripts/tune.py --config configs/mnist_mlp.yaml
 """
 
-from start import starting
-
-with starting(__file__, default_model="project.classifier.Classifier"):
-    from lightbase.commands.tune import main
+from start import run
 
 if __name__ == "__main__":
-    main()
+    run("commands.tune")

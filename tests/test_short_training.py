@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lightbase
-from lightbase.commands import evaluate
+from lightbase.commands.script import run_command
 
 # your step may call self.log, which warns without a Trainer
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to .self.log")
@@ -26,7 +26,8 @@ def train(folder: Path, flags: str) -> dict[str, float]:
     best = folder / "short" / "version_0" / "checkpoints" / "best.ckpt"
     # samples.py is not in your package
     flags = "--trainer.accelerator cpu --trust_checkpoint true"
-    again = evaluate.main(["--ckpt_path", str(best), *flags.split()])
+    words = ["--ckpt_path", str(best), *flags.split()]
+    again = run_command("commands.evaluate", words)
     tested = {name: result[name] for name in result if name.startswith("test/")}
     assert again == tested
     return result

@@ -1,11 +1,10 @@
-"""What evaluate.py, predict.py and export.py share with notebooks: how they open a
-checkpoint, and a Trainer that writes nothing.
-
-The result of a training, for scripts and notebooks: `lightbase.train` returns it.
+"""Open a checkpoint for evaluate.py, predict.py and export.py (`open_checkpoint`) or in
+Python (`open_run`), with a Trainer that writes nothing. `Result` is what
+`lightbase.train` returns.
 """
 
-import argparse
 import contextlib
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
-from lightbase.commands.arguments import checkpoint_file
-from lightbase.commands.extras import progress_bar, register_strategies
+from lightbase.commands.flags import checkpoint_file
+from lightbase.commands.train import progress_bar, register_strategies
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import relative_to_cwd
@@ -28,20 +27,22 @@ from lightbase.run.record import best_callback, recorder_of
 from lightbase.setup.load import load_run
 
 
-def open_checkpoint(options: argparse.Namespace, flags: Sequence[str]) -> Any:
+def open_checkpoint(options: Namespace) -> Any:
     """Return the record of the run, the model with the weights of --ckpt_path, and the
     data. Print which file it is.
 
-    options, flags: What `CheckpointParser.read` has returned.
-    Raise UserError if the file is no sound checkpoint, is not the user's, or does not
-    fit today's code. See `load_run`.
+    options: What `with_checkpoint` in flags.py has returned.
+    Raise UserError if the file is damaged, is not the user's, or does not fit today's
+    code. See `load_run`.
     """
     quiet_lightning()
     text = f"Checkpoint: {relative_to_cwd(options.ckpt_path)}"
     if not options.ckpt_path.with_name("best.ckpt").exists():
         text += " (there is no best.ckpt)"
     say(text)
-    return load_run(options.ckpt_path, flags, options.trust_checkpoint == "true")
+    return load_run(
+        options.ckpt_path, options.others, options.trust_checkpoint == "true"
+    )
 
 
 @contextlib.contextmanager

@@ -1,10 +1,5 @@
-"""Write a trained network to a file that other programs load.
-
-This file reads the flags and writes the result. The formats are in
-lightbase/commands/export.py.
-
-A trained network as a file for other programs: its weights, or the graph of all that
-predict.py computes.
+"""Write a trained network to a file that other programs load: its weights, or the
+graph of all that predict.py computes.
 
 A graph file takes batches of any size, as the data module loads them. Before it is
 written, it runs on random batches and has to give the checkpoint's outputs. See
@@ -15,6 +10,7 @@ import contextlib
 import io
 import json
 import warnings
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +21,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint
-from lightbase.commands.script import short_errors
 from lightbase.config.errors import UserError, first_line
 from lightbase.config.files import write_whole
 from lightbase.data.module import BaseDataModule
@@ -35,37 +29,33 @@ from lightbase.data.tensors import for_network
 from lightbase.model.module import BaseModule
 
 
-def main(args: arguments.Args = None) -> Path:
+def run(options: Namespace) -> Path:
     """Write the file, print what it holds, and return its path.
 
     Without --output the file lies beside the checkpoint: best.ckpt gives best.pth,
     best.onnx or best.pt2. An existing file is replaced.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
     """
-    with short_errors():
-        options, flags = arguments.export().read(args)
-        checkpoint = options.ckpt_path
-        suffix = f".{options.format}"
-        output: Path = options.output or checkpoint.with_suffix(suffix)
-        if output.suffix != suffix or output.resolve() == checkpoint.resolve():
-            raise UserError(
-                f"--output {output}: give another {suffix} file, or --format", status=2
-            )
-        _, model, data = open_checkpoint(options, flags)
-        net = model
-        if isinstance(model, BaseModule):
-            net = model.net
-        if options.format == "pth":
-            content = weights_file(net)
-            note = "weights"
-        else:
-            content, difference = graph_file(model, data, options.format)
-            note = f"outputs at most {difference:.1g} off the checkpoint's"
-        write_whole(output, content)
-        print(f"{type(net).__name__}, {note}: {output}")
+    checkpoint = options.ckpt_path
+    suffix = f".{options.format}"
+    output: Path = options.output or checkpoint.with_suffix(suffix)
+    if output.suffix != suffix or output.resolve() == checkpoint.resolve():
+        raise UserError(
+            f"--output {output}: give another {suffix} file, or --format", status=2
+        )
+    _, model, data = open_checkpoint(options)
+    net = model
+    if isinstance(model, BaseModule):
+        net = model.net
+    if options.format == "pth":
+        buffer = io.BytesIO()
+        torch.save(net.state_dict(), buffer)
+        content = buffer.getvalue()
+        note = "weights"
+    else:
+        content, difference = graph_file(model, data, options.format)
+        note = f"outputs at most {difference:.1g} off the checkpoint's"
+    write_whole(output, content)
+    print(f"{type(net).__name__}, {note}: {output}")
     return output
 
 
@@ -80,16 +70,6 @@ outputs."""
 BATCH_SIZES = (3, 1)  # of the batches for the check; the first is traced
 
 
-def weights_file(net: nn.Module) -> bytes:
-    """Return the content of a pth file: the state_dict of the network.
-
-    Other programs load it with torch.load(file, weights_only=True).
-    """
-    buffer = io.BytesIO()
-    torch.save(net.state_dict(), buffer)
-    return buffer.getvalue()
-
-
 @torch.no_grad()
 def graph_file(
     model: LightningModule, data: LightningDataModule, kind: str
@@ -101,8 +81,8 @@ def graph_file(
         BaseDataModule loads. For other data it takes the inputs of the network, and the
         model has to have an `example_input_array`.
     kind: A key of WRITERS.
-    Raise UserError if there is no such graph, if predict_step returns no tensor, or if
-    the file gives other outputs.
+    Raise UserError if the model has no such graph, if predict_step does not return a
+    tensor, or if the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Any = nn.Identity()
@@ -113,7 +93,7 @@ def graph_file(
         classes = data.classes
     if not isinstance(samples, Tensor):
         raise UserError(
-            f"the inputs of {type(data).__name__} are no tensors of a known shape",
+            f"the inputs of {type(data).__name__} are not tensors of a known shape",
             "--format pth needs none; with a LightningDataModule of your own, set "
             f"self.example_input_array of {type(model).__name__} to a tensor (N, ...)",
         )
@@ -157,7 +137,6 @@ class Predictor(nn.Module):
         self.normalize = normalize
 
     def forward(self, samples: Tensor) -> Any:
-        """Return the outputs of predict_step. samples: (N, ...)."""
         inputs = for_network(self.normalize(samples), self.model)
         # Lightning's own predict_step hands the batch to forward
         if is_overridden("predict_step", self.model):
@@ -189,10 +168,7 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
         # a compiled part is traced as it is written
         with torch.compiler.set_stance("force_eager"):
             program = torch.export.export(
-                predictor,
-                (inputs,),
-                dynamic_shapes=({0: Dim("batch")},),
-                strict=False,
+                predictor, (inputs,), dynamic_shapes=({0: Dim("batch")},), strict=False
             )
     except Exception as error:  # many types; the predictor has taken these inputs
         raise UserError(
@@ -223,8 +199,7 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
     The input is named `inputs`, the output `outputs`. The file is run on the CPU.
 
     classes: A JSON list of names.
-    Raise UserError if the packages for ONNX are missing, or if the network cannot be
-    written.
+    Raise UserError if the packages for ONNX are missing.
     """
     try:
         import onnxscript  # noqa: F401  # torch.onnx needs it
@@ -233,27 +208,18 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
         raise UserError(
             f'--format onnx: {error}: pip install -e ".[export]"', status=2
         ) from error
-    try:
-        onnx: Any = torch.onnx.export(
-            program,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            input_names=["inputs"],
-            output_names=["outputs"],
-            dynamic_shapes=({0: "batch"},),
-        )
-        onnx.model.metadata_props["classes"] = classes
-        content = onnx.model_proto.SerializeToString()
-        session = InferenceSession(content, providers=["CPUExecutionProvider"])
-    # torch's, or ONNX Runtime's, which has no convolution of float64
-    except Exception as error:
-        # the message of the outer error is advice
-        cause: Any = error.__cause__ or error
-        raise UserError(
-            "the network cannot be written as ONNX; --format pt2 may do",
-            first_line(cause),
-        ) from error
+    onnx: Any = torch.onnx.export(
+        program,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+        input_names=["inputs"],
+        output_names=["outputs"],
+        dynamic_shapes=({0: "batch"},),
+    )
+    onnx.model.metadata_props["classes"] = classes
+    content = onnx.model_proto.SerializeToString()
+    session = InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run_file(batch: Tensor) -> Tensor:
         """Return the outputs of the file for a batch."""

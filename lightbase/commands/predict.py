@@ -1,17 +1,10 @@
 """Predict with a checkpoint: what predict_step of its LightningModule returns.
 
-Lightning's own loop predicts the samples of files or of a split. The writers of tables,
-masks and arrays are in lightbase/commands/predict.py.
-
-Read `main` first. `batches_of_files` or `loader_of_split` gives the batches, `run_loop`
-predicts them, and a `Collector` keeps the outputs until all of them are written.
-`predict` is for Python: it takes arrays, too, and returns the outputs.
-
-Predictions as files: arrays, masks, images, and tables of classes, labels, numbers
-or texts.
-
-`write_arrays` and `write_pictures` write a file or a folder. `prediction_columns` and
-`true_columns` give the columns of a table; the task of the module decides which ones.
+Read `run` first. `batches_of` or `loader_of_split` gives the batches, and `run_loop`
+predicts them by Lightning's loop. The outputs of all samples are kept in memory, and
+then written as arrays (`write_arrays`), as masks (`write_masks`) or as a table, whose
+columns depend on the task of the module (`prediction_columns`). `predict` is for
+Python: it takes arrays, too, and returns the outputs.
 """
 
 import copy
@@ -25,17 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import Callback, LightningDataModule
+from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
-from torchvision.transforms.functional import to_pil_image
 
-from lightbase.commands import arguments
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
-from lightbase.commands.script import python_errors, short_errors
+from lightbase.commands.script import python_errors
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
 from lightbase.config.tables import as_csv, as_table
@@ -63,94 +54,8 @@ BATCH_SIZE = 256  # of files and arrays
 
 STAGES = {"train": "fit", "val": "validate", "test": "test"}
 
-
-def main(args: arguments.Args = None) -> None:
-    """Write or print the predictions. Exit with status 1 if a file cannot be read.
-
-    --output decides the form. FILE.npz holds all tensors. Masks and images go into a
-    folder. Other predictions are a table, in FILE.csv or printed.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
-    """
-    with short_errors():
-        options, flags = arguments.predict().read(args)
-        spec, model, data = open_checkpoint(options, flags)
-        config = spec.config.trainer
-        check_one_device(config)
-        # a plain LightningModule may have no task; then its outputs are numbers
-        task: str | None = getattr(model, "task", None)
-        form = (options.output or Path("printed.csv")).suffix.lower()
-        if task == "segmentation":
-            check_form(True, form)
-        names: Names = []
-        unreadable: Names = []
-        if options.files:
-            # both lists get their entries while the files are read
-            samples = samples_in(data, options.files, names, unreadable)
-            batches: Any = batches_of(samples, data)
-        else:
-            batches = loader_of_split(data, options.split)
-            names += map(str, range(len(batches.dataset)))
-        # a file .npz may hold the probabilities of each pixel, too
-        collector = Collector(has_masks=form != ".npz")
-        with trainer_of(spec, model, [collector]) as trainer:
-            run_loop(trainer, model, data, batches)
-        outputs = collector.outputs
-        if config.fast_dev_run or config.limit_predict_batches is not None:
-            # the Trainer has left out the batches after a limit
-            names = names[: len(next(iter(outputs.values()), []))]
-        if any(len(rows) != len(names) for rows in outputs.values()):
-            raise UserError(
-                f"predict_step has no row for each of the {len(names)} inputs",
-                "return tensors (N, ...), also in a dict or tuple",
-            )
-        if form == ".npz":
-            write_arrays(options.output, names, outputs)
-        elif are_pictures(single(outputs), task):
-            check_form(True, form)
-            write_pictures(options.output, names, single(outputs))
-        else:
-            check_form(False, form)
-            columns = prediction_columns(single(outputs), data, task, options)
-            columns |= true_columns(collector.true, data, task)
-            write_table(options, names, columns)
-        if options.output is not None:
-            print(f"{len(names)} predictions in {options.output}")
-        if unreadable:
-            raise UserError("\n".join(unreadable))
-
-
-def check_form(is_pictures: bool, form: str) -> None:
-    """Raise UserError if pictures would become a table, or a table pictures.
-
-    form: The ending of the file --output. ".csv" is a table; any other ending than
-        ".npz" is the name of a folder.
-    """
-    if is_pictures == (form == ".csv"):
-        raise UserError(
-            "for masks and images give --output FOLDER or FILE.npz",
-            "for other predictions FILE.csv or FILE.npz",
-            2,
-        )
-
-
 Rows = list[Tensor]
-"""The outputs of each sample."""
-
-
-def single(outputs: dict[str, Rows]) -> Rows:
-    """Return the outputs if predict_step returns one tensor. Raise UserError if it
-    returns several."""
-    if outputs.keys() - {"prediction"}:
-        raise UserError(
-            f"predict_step returns {', '.join(outputs)}, which is no table",
-            "--output FILE.npz writes any tensors",
-            2,
-        )
-    return outputs["prediction"]
-
+"""A tensor for each sample."""
 
 Names = list[str]
 
@@ -158,8 +63,92 @@ Columns = dict[str, Names]
 """The texts of a table's columns, by the names of the columns."""
 
 
+def run(options: Namespace) -> None:
+    """Write or print the predictions. Exit with status 1 if a file cannot be read.
+
+    --output decides the form. FILE.npz holds all tensors. Masks go into a folder. Other
+    predictions are a table, in FILE.csv or printed.
+    """
+    spec, model, data = open_checkpoint(options)
+    config = spec.config.trainer
+    check_one_device(config)
+    # a plain LightningModule may have no task; then its outputs are numbers
+    task: str | None = getattr(model, "task", None)
+    is_npz = options.output is not None and options.output.suffix.lower() == ".npz"
+    if task == "segmentation" and not is_npz:
+        check_form(options.output, is_mask=True)
+    names: Names = []
+    unreadable: Names = []
+    if options.files:
+        # both lists get their entries while the files are read
+        samples = samples_in(data, options.files, names, unreadable)
+        batches: Any = batches_of(samples, data)
+    else:
+        batches = loader_of_split(data, options.split)
+        names += map(str, range(len(batches.dataset)))
+    with trainer_of(spec, model, []) as trainer:
+        # a file .npz may hold the probabilities of each pixel, too
+        outputs, true = run_loop(trainer, model, data, batches, with_masks=not is_npz)
+    if config.fast_dev_run or config.limit_predict_batches is not None:
+        # the Trainer has left out the batches after a limit
+        names = names[: len(next(iter(outputs.values()), []))]
+    if any(len(rows) != len(names) for rows in outputs.values()):
+        raise UserError(
+            f"predict_step has no row for each of the {len(names)} inputs",
+            "return tensors (N, ...), also in a dict or tuple",
+        )
+    if is_npz:
+        write_arrays(options.output, names, outputs)
+    else:
+        write_single(options, names, outputs, true, data, task)
+    if options.output is not None:
+        print(f"{len(names)} predictions in {options.output}")
+    if unreadable:
+        raise UserError("\n".join(unreadable))
+
+
+def write_single(
+    options: Namespace,
+    names: Names,
+    outputs: dict[str, Rows],
+    true: Rows,
+    data: Any,
+    task: str | None,
+) -> None:
+    """Write the outputs of a predict_step that returns one tensor: masks into a folder,
+    and others as a table. Raise UserError if it returns several tensors."""
+    if outputs.keys() - {"prediction"}:
+        raise UserError(
+            f"predict_step returns {', '.join(outputs)}, which does not fit a table",
+            "--output FILE.npz writes any tensors",
+            2,
+        )
+    rows = outputs["prediction"]
+    is_mask = bool(rows) and rows[0].dim() == 2 and not rows[0].is_floating_point()
+    check_form(options.output, is_mask)
+    if is_mask:
+        write_masks(options.output, names, rows)
+        return
+    columns = prediction_columns(rows, data, task, options)
+    write_table(options, names, columns | true_columns(true, data, task))
+
+
+def check_form(output: Path | None, is_mask: bool) -> None:
+    """Raise UserError if masks would become a table, or other predictions masks.
+
+    output: A folder for masks, a CSV file, or None for a table that is printed.
+    """
+    is_folder = output is not None and output.suffix == ""
+    if is_mask != is_folder:
+        raise UserError(
+            "for masks give --output FOLDER or FILE.npz",
+            "for other predictions FILE.csv or FILE.npz",
+            2,
+        )
+
+
 def write_table(options: Namespace, names: Names, columns: Columns) -> None:
-    """Write a CSV file, or print a table if there is no --output.
+    """Write a CSV file, or print a table without --output.
 
     names: The first column.
     columns: The others, which have the same length.
@@ -178,8 +167,7 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     A plain LightningDataModule gives its own loader, in the order of this loader.
 
     split: "train", "val" or "test".
-    Raise UserError if there is no such split, or if it is not one loader of a data set
-    with a length.
+    Raise UserError unless the split has one loader of a data set with a length.
     """
     data.prepare_data()
     data.setup(STAGES[split])
@@ -217,13 +205,13 @@ def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
 def samples_in(
     data: Any, paths: list[Path], names: Names, unreadable: Names
 ) -> Iterator[Any]:
-    """Yield each sample in the files. A folder stands for all images below it, and a
-    file is taken whatever its name.
+    """Yield each sample in the files. A folder means all images below it, and a file
+    may have any name.
 
     data: The data module, which reads the files.
     names: Gets the names of the samples.
     unreadable: Gets an error for each path that cannot be read.
-    Raise UserError if `data` is no BaseDataModule, which has the method `read_inputs`.
+    Raise UserError unless `data` is a BaseDataModule, which has `read_inputs`.
     """
     if not isinstance(data, BaseDataModule):
         raise UserError(
@@ -243,53 +231,45 @@ def samples_in(
                 unreadable.append(f"cannot read {file}: {error}")
 
 
-class Collector(Callback):
-    """Keeps the outputs of predict_step, and the targets, for each sample and on the
-    CPU.
-
-    has_masks: Of a segmentation keep the class of each pixel. Its probabilities, one
-        for each class, would take more memory.
-    outputs: The outputs of all samples so far, by the names of `rows_by_name`.
-    true: The targets of all samples so far. It is empty if the targets of a batch are
-        not one tensor.
-    """
-
-    def __init__(self, has_masks: bool) -> None:
-        self.has_masks = has_masks
-        self.outputs: dict[str, Rows] = defaultdict(list)
-        self.true: list[Tensor] = []
-
-    def on_predict_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        """Keep a batch."""
-        for name, rows in rows_by_name(outputs).items():
-            is_segmentation = task_of(pl_module, rows) == "segmentation"
-            if self.has_masks and is_segmentation and rows.dim() == 4:
-                rows = predicted_masks(rows)
-            self.outputs[name] += to_host(rows)  # one copy for a batch
-        targets = targets_of(batch)
-        if isinstance(targets, Tensor):
-            self.true += to_host(targets)
-
-
-def run_loop(trainer: Any, model: Any, data: Any, batches: Any) -> None:
+def run_loop(
+    trainer: Any, model: Any, data: Any, batches: Any, with_masks: bool = False
+) -> tuple[dict[str, Rows], Rows]:
     """Predict the batches by Lightning's loop, in the precision in which evaluate.py
-    tests. A `Collector` among the Trainer's callbacks gets the outputs.
+    tests. Return the outputs of predict_step by the names of `rows_by_name`, and the
+    targets, which are empty if those of a batch are not one tensor.
 
     model, data: They stay as they are. Some hooks of copies are replaced: the loop
-        takes the batches from them.
+        takes the batches from them, and what it predicts is kept on the CPU.
     batches: A loader, or any object that can be iterated.
+    with_masks: Of a segmentation keep the class of each pixel. Its probabilities, one
+        for each class, would take more memory.
     """
+    outputs: dict[str, Rows] = defaultdict(list)
+    true: Rows = []
     model, data = copy.copy(model), copy.copy(data)
     # Lightning's own predict_step hands the batch to forward
-    if not is_overridden("predict_step", model):
-        model.predict_step = lambda batch, *_: model(inputs_of(batch))
+    has_step = is_overridden("predict_step", model)
+    step = model.predict_step
+
+    def predict_step(batch: Any, *args: Any) -> Any:
+        results = step(batch, *args) if has_step else model(inputs_of(batch))
+        for name, rows in rows_by_name(results).items():
+            is_segmentation = task_of(model, rows) == "segmentation"
+            if with_masks and is_segmentation and rows.dim() == 4:
+                rows = predicted_masks(rows)
+            outputs[name] += to_host(rows)  # one copy for a batch
+        targets = targets_of(batch)
+        if isinstance(targets, Tensor):
+            true.extend(to_host(targets))
+        return results
+
+    model.predict_step = predict_step
     data.predict_dataloader = lambda: batches
     # A split is set up by now, and files need no data set.
     data.prepare_data = lambda: None
     data.setup = lambda stage: None
     trainer.predict(model, datamodule=data, return_predictions=False)
+    return outputs, true
 
 
 def rows_by_name(outputs: Any) -> dict[str, Any]:
@@ -325,11 +305,10 @@ def predict(run: Any, inputs: Any) -> Any:
 
     Raise UserError for inputs that the data could not have, and for unreadable files.
     """
-    collector = Collector(has_masks=False)
     unreadable: Names = []
     is_single = False
     with python_errors():
-        trainer, module, data = open_run(run, [collector])
+        trainer, module, data = open_run(run, [])
         if isinstance(inputs, str | Path):
             inputs = [inputs]
         if isinstance(inputs, list) and isinstance(next(iter(inputs), 0), str | Path):
@@ -337,11 +316,11 @@ def predict(run: Any, inputs: Any) -> Any:
         else:
             values, is_single = as_inputs(inputs, data)
             samples = iter(values)
-        run_loop(trainer, module, data, batches_of(samples, data))
+        outputs, _ = run_loop(trainer, module, data, batches_of(samples, data))
         if unreadable:
             raise UserError("\n".join(unreadable))
     results: dict[str, Any] = {}
-    for name, rows in collector.outputs.items():
+    for name, rows in outputs.items():
         results[name] = rows
         if is_single:
             results[name] = rows[0]
@@ -405,25 +384,13 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def are_pictures(rows: Rows, task: str | None) -> bool:
-    """Return whether predictions are class numbers (H, W) or images (C, H, W).
-
-    task: The attribute `task` of the module.
-    """
-    if not rows:
-        return task == "segmentation"
-    is_mask = rows[0].dim() == 2 and not rows[0].is_floating_point()
-    return is_mask or rows[0].dim() == 3
-
-
-def write_pictures(folder: Path, names: Names, rows: Rows) -> None:
-    """Write a PNG file for each sample.
+def write_masks(folder: Path, names: Names, rows: Rows) -> None:
+    """Write a palette image for each sample, whose pixels are the class numbers.
 
     folder: It is made if it is missing.
-    names: The names of the samples. The picture of photo.jpg is photo.png.
-    rows: See `picture`.
-    Raise UserError if an input or another picture would be overwritten, or if PNG
-    cannot hold the values.
+    names: The names of the samples. The mask of photo.jpg is photo.png.
+    rows: Class numbers (H, W), at most 255.
+    Raise UserError if an input or another mask would be overwritten.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{Path(name).stem}.png" for name in names]
@@ -436,29 +403,13 @@ def write_pictures(folder: Path, names: Names, rows: Rows) -> None:
             2,
         )
     for path, row in zip(paths, rows, strict=True):
+        if row.min() < 0 or row.max() > 255:
+            raise UserError(f"--output {folder}: a mask has classes from 0 to 255")
+        image = Image.fromarray(row.byte().numpy()).convert("P")
+        image.putpalette(PALETTE.flatten().tolist())
         buffer = io.BytesIO()
-        picture(row).save(buffer, "png")
+        image.save(buffer, "png")
         write_whole(path, buffer.getbuffer())
-
-
-def picture(row: Tensor) -> Image.Image:
-    """Return a palette image of class numbers (H, W), or a grey or colour image of
-    (C, H, W): uint8, or numbers in [0, 1]."""
-    highest = 255
-    if row.dim() == 3 and row.is_floating_point():
-        highest = 1
-    if row.min() < 0 or row.max() > highest:
-        raise UserError(
-            f"--output FOLDER takes 0 to {highest}, not {row.min():.3g} to "
-            f"{row.max():.3g}",
-            "clamp or scale them in predict_step, or give --output FILE.npz",
-            2,
-        )
-    if row.dim() == 3:
-        return to_pil_image(row)  # which scales floats
-    image = Image.fromarray(row.byte().numpy()).convert("P")
-    image.putpalette(PALETTE.flatten().tolist())
-    return image
 
 
 def prediction_columns(

@@ -1,11 +1,8 @@
-"""`lightbase.train` and `lightbase.load`, for scripts and notebooks.
+"""`lightbase.train` and `lightbase.load` for scripts and notebooks, and the pictures
+that show what a network gets right and wrong.
 
-`train` does what scripts/train.py does, with a config file or with objects.
-
-What a network gets right and wrong, for notebooks.
-
-The pictures are those that a training draws for TensorBoard, see
-lightbase/watch/figures.py.
+`train` does what scripts/train.py does, with a config file or with objects. The
+pictures are those of TensorBoard, see lightbase/watch/figures.py.
 """
 
 import inspect
@@ -21,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightbase.commands import train as command
-from lightbase.commands.arguments import checkpoint_file
 from lightbase.commands.checkpoint import Result, open_run
-from lightbase.commands.script import IN_PYTHON, python_errors
+from lightbase.commands.flags import checkpoint_file
+from lightbase.commands.script import python_errors
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
 from lightbase.config.parser import parser_of
@@ -53,8 +50,8 @@ def load(
         file has to be in your folder of runs. Data of arrays needs no object.
     trust: Open a file from anywhere. Use it only for a file that you would run as a
         program.
-    Raise UserError for a file that is no sound checkpoint, is somebody else's, or fits
-    other classes.
+    Raise UserError for a file that is damaged, is somebody else's, or fits other
+    classes.
     """
     with python_errors():
         file = checkpoint_file(str(path), PROJECT.logs)
@@ -97,18 +94,15 @@ def train(
     KeyboardInterrupt.
     """
     quiet_lightning()
-    way_out = '; the same call with ckpt_path="last" goes on'
+    way_out = '; the same call with ckpt_path="last" continues'
     is_yaml = isinstance(module, str | Path)
     model: Any = module
-    prefixes = IN_PYTHON
-    if is_yaml:  # whose settings have whole names
-        prefixes = r"trainer\."
     flags = {"trust_checkpoint": trust, **flags}
     parts = {"train": data, "val": val, "test": test}
     if isinstance(test, bool):
         flags["test"] = parts.pop("test")
     parts = {split: parts[split] for split in parts if parts[split] is not None}
-    with python_errors(way_out, prefixes):
+    with python_errors(way_out):
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
         if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")
@@ -118,7 +112,7 @@ def train(
             spec.trainer |= objects
         else:
             spec, data = of_objects(model, parts, flags)
-        metrics = command.train(spec, model, data)
+        metrics = command.train_parsed(spec, model, data)
         best = best_checkpoint(model.trainer)
         if best:
             restore(read_checkpoint(best), model, data, best)  # as a test does
@@ -131,36 +125,32 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     parts: "train" is a data module, or samples as "val" and "test" are.
     Raise UserError for an object that does not fit, or flags that do not.
     """
-    data = parts.get("train")
-    for value in (module, data):
-        if isinstance(value, type):
-            problem = f"{value.__name__} is a class"
-            raise UserError(problem, f"give an object: {value.__name__}(...)", 2)
-    if not isinstance(module, LightningModule) or data is None:
+    data: Any = parts.get("train")
+    is_wrong = not isinstance(module, LightningModule) or data is None
+    if is_wrong or isinstance(data, type):
         raise UserError(
-            "lightbase.train takes a LightningModule and its data", status=2
+            "lightbase.train takes a LightningModule and its data, as objects", status=2
         )
-    classes = {"model": class_config(module)}
-    arrays = class_config(ArrayData())
-    is_array = not isinstance(data, DataLoader | LightningDataModule)
     if isinstance(data, DataLoader):
         data = loader_data(parts)
-    if is_array:
-        names = {*parser_of(arrays["class_path"]).get_defaults().keys()}
-        flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
+    config = {"model": class_config(module)}
+    arrays: dict[str, Any] = {}
+    if isinstance(data, LightningDataModule):
+        config["data"] = class_config(data)
     else:
-        classes["data"] = class_config(data)
-    check_takes_effect(flags, classes)
+        arrays = {"data": class_config(ArrayData()) | {"init_args": {}}}
+        names = {*parser_of(arrays["data"]["class_path"]).get_defaults().keys()}
+        flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
+    check_takes_effect(flags, config)
     args, objects = as_arguments({"name": type(module).__name__, **flags})
     line = CommandLine(args)
     restart = find_restart(line)
     if restart:
-        spec = resumed_spec(restart, line, classes)
+        spec = resumed_spec(restart, line, config)
     else:
-        config = {"data": arrays | {"init_args": {}}} | classes
-        spec = read_spec([config], line, None, is_saved=True)
+        spec = read_spec([arrays | config], line, None, is_saved=True)
     begin(spec, spec.config)
-    if is_array:
+    if arrays:
         data = instantiate(spec, Namespace(data=spec.config.data)).data
         data.parts |= parts
     settings = Namespace(trainer=spec.config.trainer.clone())

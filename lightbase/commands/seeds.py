@@ -1,68 +1,127 @@
-"""`train.py --seeds 5`: one experiment with several seeds, and the spread of its
-numbers.
+"""`train.py --seeds 5`: one experiment with several seeds, and numbers with their
+spread: the mean over repeated runs, and the difference of two settings.
 
-Read `repeat_with_seeds` first.
+Read `train_seeds` first. The run of seed 3 is NAME/seed_3. The same command continues
+what was interrupted: a complete run is not trained again, and an incomplete one
+continues from its newest state.
 
-Train one experiment with several seeds. The run of seed 3 is NAME/seed_3.
-
-Read `train_seeds` first. The same command continues what was interrupted: a run that
-is complete is not trained again, and an incomplete one goes on from its newest state.
+The intervals of `spread` and `difference` are Student's and hold for independent runs,
+such as runs that differ in the seed only. For folds they are too narrow, because folds
+share most of their training samples (Bengio and Grandvalet, "No unbiased estimator of
+the variance of k-fold cross-validation", 2004). runs.py uses them without torch.
 """
 
 import argparse
 import json
+import math
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lightbase.commands.spread import spread
+import numpy as np
+from scipy import stats
+
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import relative_to_cwd, write_whole
-from lightbase.config.names import SAME_TRAINING_KEYS, flatten
-from lightbase.config.spec import RunSpec, as_values
+from lightbase.config.names import SAME_TRAINING_KEYS, better_by_name, flatten
+from lightbase.config.tables import as_text
 from lightbase.config.yaml_files import read_config
-from lightbase.run.devices import check_one_device
-from lightbase.run.folder import check_same_settings, newest_version, root_folder
+from lightbase.run.folder import check_same_settings, newest_version
 from lightbase.run.results import numbers_of, read_run
 from lightbase.run.signals import Stopped
 
+NOT_COMPARED = (*SAME_TRAINING_KEYS, "seed_everything")
+"""Settings in which the runs of one command differ."""
 
-def repeat_with_seeds(
-    args: Sequence[str], parse: Callable[..., Any], train: Callable[..., Any]
-) -> dict[str, Any] | None:
-    """Train with each seed of --seeds, and print the mean of each metric with its
-    spread. Return {metric: {n, mean, deviation, low, high}}, or None without --seeds.
-    All runs have the same split, or with --data.split_seed seed each has its own.
 
-    args: The arguments of train.py.
-    parse, train: The functions of lightbase/commands/train.py.
-    Raise UserError for a value that names no seeds, and if a seed has failed.
-    """
+def split_seeds(args: Sequence[str]) -> tuple[list[int], bool, list[str]]:
+    """Return the seeds of --seeds, whether each has its own split (--data.split_seed
+    seed), and the other arguments. Without --seeds there are no seeds."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--seeds", nargs="?", const="")
-    parser.add_argument("--data.split_seed", dest="split_seed")
     options, others = parser.parse_known_args(args)
     if options.seeds is None:
-        return None
-    seeds = read_seeds(options.seeds)
-    new_splits = options.split_seed == "seed"
-    if options.split_seed is not None and not new_splits:
+        return [], False, others
+    parser.add_argument("--data.split_seed", dest="split_seed")
+    options, others = parser.parse_known_args(args)
+    has_own_splits = options.split_seed == "seed"
+    if options.split_seed and not has_own_splits:
         others.append(f"--data.split_seed={options.split_seed}")
-    spec, _, _ = parse(others)
-    check_one_device(spec.config.trainer)
-    if spec.config.trainer.fast_dev_run or spec.checkpoint:
+    return read_seeds(options.seeds), has_own_splits, others
+
+
+def read_seeds(text: str) -> list[int]:
+    """Return the seeds that --seeds names: 1 to N for a single number N, or the numbers
+    of a list such as 1,2,3. Raise UserError for other text."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if len(seeds) == 1:
+        seeds = [*range(1, seeds[0] + 1)]
+    if len(seeds) < 2 or len({*seeds}) < len(seeds) or min(seeds) < 0:
         raise UserError(
-            "--seeds trains new runs: not beside --trainer.fast_dev_run or --ckpt_path",
-            "leave it out; the same command with --seeds continues",
+            f"--seeds {text!r} names no seeds",
+            "give how many, such as 5, or a list such as 1,2,3",
             2,
         )
-    failures = train_seeds(
-        spec, others, seeds, lambda words: train(*parse(words)), new_splits
-    )
-    folder = root_folder(spec.config) / spec.config.name
-    spreads = summarize(folder, seeds, failures)
+    return seeds
+
+
+def train_seeds(
+    root: Path,
+    config: dict[str, Any],
+    args: list[str],
+    seeds: list[int],
+    has_own_splits: bool,
+    train: Callable[[list[str]], Any],
+) -> dict[str, Any]:
+    """Train an experiment with each seed, and print the mean of each metric with its
+    spread. Return {metric: {n, mean, deviation, low, high}}.
+
+    An error ends the run of its seed, and not the others. A signal ends all.
+
+    root: The folder of all runs.
+    config: The settings that each run has to have.
+    args: The arguments of train.py that describe the experiment.
+    has_own_splits: Whether data.split_seed is the seed of each run.
+    train: A function that trains a run by the arguments of train.py.
+    Raise UserError if an earlier run of this name has other settings, or if a seed has
+    failed.
+    """
+    settings = compared_settings(config)
+    commands = {}
+    for seed in seeds:
+        name = f"{config['name']}/seed_{seed}"
+        words = [*args, f"--seed_everything={seed}"]
+        if has_own_splits:
+            words.append(f"--data.split_seed={seed}")
+            settings["data.split_seed"] = seed
+        run = newest_version(root / name)
+        if (run / "config.yaml").is_file():
+            before = compared_settings(read_config(run / "config.yaml"))
+            check_same_settings(run, before, settings)
+            if is_complete(run, config["test"]):
+                continue
+            words = [f"--trainer.default_root_dir={root}", "--ckpt_path=last"]
+            words.append(f"--test={config['test']}")
+        commands[seed] = [*words, f"--name={name}"]
+    failures = {}
+    for seed, words in commands.items():
+        say(f"Seed {seed}, one of {len(seeds)}: {config['name']}/seed_{seed}")
+        try:
+            train(words)
+        except Stopped as stopped:
+            stopped.hint = "; the same command continues"
+            raise
+        except Exception as error:
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+            failures[seed] = first_line(error)
+            say(f"Seed {seed} failed: {error}")
+    spreads = summarize(root / config["name"], seeds, failures)
     if failures:
         raise UserError(
             f"{len(failures)} of {len(seeds)} seeds failed: "
@@ -70,6 +129,19 @@ def repeat_with_seeds(
             "the means are of the others only",
         )
     return spreads
+
+
+def is_complete(run: Path, with_test: bool) -> bool:
+    """Return whether a run has ended, and with `with_test` whether it has been tested:
+    an earlier command may have had --test false."""
+    file = run / "metrics.json"
+    return file.is_file() and (not with_test or "test/" in file.read_text())
+
+
+def compared_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that all runs of a command have in common, by flag."""
+    settings = flatten(config)
+    return {key: settings[key] for key in settings if key not in NOT_COMPARED}
 
 
 def summarize(
@@ -99,89 +171,97 @@ def summarize(
     return spreads
 
 
-NOT_COMPARED = (*SAME_TRAINING_KEYS, "seed_everything")
-"""Settings in which the runs of one command differ."""
+QUANTILE = 0.975
+"""Of Student's distribution: 2.5 % lie beyond each end of an interval."""
 
 
-def read_seeds(text: str) -> list[int]:
-    """Return the seeds that --seeds names: 1 to N for a single number N, or the numbers
-    of a list such as 1,2,3. Raise UserError for other text."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = []
-    if len(seeds) == 1:
-        seeds = [*range(1, seeds[0] + 1)]
-    if len(seeds) < 2 or len({*seeds}) < len(seeds) or min(seeds) < 0:
-        raise UserError(
-            f"--seeds {text!r} names no seeds",
-            "give how many, such as 5, or a list such as 1,2,3",
-            2,
-        )
-    return seeds
+@dataclass(frozen=True)
+class Spread:
+    """The mean of a number over repeated runs.
 
-
-def train_seeds(
-    spec: RunSpec,
-    args: list[str],
-    seeds: list[int],
-    train: Callable[[list[str]], Any],
-    new_splits: bool = False,
-) -> dict[int, str]:
-    """Train an experiment with each seed, as ROOT/NAME/seed_N. Return the first line of
-    the error of each seed that has failed.
-
-    An error ends the run of its seed, and not the others. A signal ends all.
-
-    spec: The record of the experiment. It has the name, and the settings that each run
-        has to have.
-    args: The arguments of train.py that describe the experiment.
-    train: A function that trains a run by the arguments of train.py.
-    new_splits: Whether data.split_seed is the seed of each run.
-    Raise UserError if an earlier run of this name has other settings.
+    n: The number of runs.
+    mean: Their mean.
+    deviation: Their standard deviation, with the divisor n - 1. NaN for a single run.
+    low, high: The 95 % confidence interval of the mean. NaN for a single run.
     """
-    root = root_folder(spec.config)
-    settings = compared_settings(as_values(spec))
-    commands = {}
-    for seed in seeds:
-        name = f"{spec.config.name}/seed_{seed}"
-        words = [*args, f"--seed_everything={seed}"]
-        if new_splits:
-            words.append(f"--data.split_seed={seed}")
-            settings["data.split_seed"] = seed
-        run = newest_version(root / name)
-        if (run / "config.yaml").is_file():
-            before = compared_settings(read_config(run / "config.yaml"))
-            check_same_settings(run, before, settings)
-            if is_complete(run, spec.config.test):
-                continue
-            words = [f"--trainer.default_root_dir={root}", "--ckpt_path=last"]
-            words.append(f"--test={spec.config.test}")
-        commands[seed] = [*words, f"--name={name}"]
-    failures = {}
-    for seed, words in commands.items():
-        say(f"Seed {seed}, one of {len(seeds)}: {spec.config.name}/seed_{seed}")
-        try:
-            train(words)
-        except Stopped as stopped:
-            stopped.hint = "; the same command continues"
-            raise
-        except Exception as error:
-            if not isinstance(error, UserError):
-                traceback.print_exc()
-            failures[seed] = first_line(error)
-            say(f"Seed {seed} failed: {error}")
-    return failures
+
+    n: int
+    mean: float
+    deviation: float
+    low: float
+    high: float
+
+    def text(self, runs: str = "runs") -> str:
+        """Return `0.9654 ± 0.002508 (5 runs), 95 % confidence interval of the mean
+        0.9623 to 0.9685`.
+
+        runs: What the runs differ in, such as "seeds".
+        """
+        if self.n == 1:
+            return f"{as_text(self.mean)} (1 of the {runs})"
+        text = f"{as_text(self.mean)} ± {as_text(self.deviation)} ({self.n} {runs})"
+        interval = f"{as_text(self.low)} to {as_text(self.high)}"
+        return f"{text}, 95 % confidence interval of the mean {interval}"
 
 
-def is_complete(run: Path, with_test: bool) -> bool:
-    """Return whether a run has ended, and with `with_test` whether it has been tested:
-    an earlier command may have had --test false."""
-    file = run / "metrics.json"
-    return file.is_file() and (not with_test or "test/" in file.read_text())
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two settings: the mean of the second minus that of the first.
+
+    low, high: The 95 % confidence interval of the difference of the means.
+    is_paired: Whether runs of equal seeds were compared one by one.
+    """
+
+    value: float
+    low: float
+    high: float
+    is_paired: bool
+
+    def text(self) -> str:
+        """Return `+0.0041, 95 % confidence interval +0.0012 to +0.007 (paired by
+        seed)`."""
+        method = "paired by seed" if self.is_paired else "Welch"
+        interval = f"95 % confidence interval {self.low:+.4g} to {self.high:+.4g}"
+        return f"{self.value:+.4g}, {interval} ({method})"
 
 
-def compared_settings(config: Any) -> dict[str, Any]:
-    """Return the settings that all runs of a command have in common, by flag."""
-    settings = flatten(config)
-    return {key: settings[key] for key in settings if key not in NOT_COMPARED}
+def spread(values: Sequence[float], metric: str = "") -> Spread:
+    """Return the mean and the spread of at least one value.
+
+    metric: The name of the metric. If it is known, the interval is not below 0, and of
+        a metric whose largest value is best not above 1, unless a value is.
+    """
+    n = len(values)
+    mean = float(np.mean(values))
+    if n == 1:
+        return Spread(n, mean, math.nan, math.nan, math.nan)
+    deviation = float(np.std(values, ddof=1))
+    radius = deviation / math.sqrt(n) * float(stats.t.ppf(QUANTILE, n - 1))
+    low, high = mean - radius, mean + radius
+    mode = better_by_name(metric)
+    if mode and min(values) >= 0 and not metric.endswith("r2"):
+        low = max(low, 0.0)
+    if mode == "max" and max(values) <= 1:
+        high = min(high, 1.0)
+    return Spread(n, mean, deviation, low, high)
+
+
+def difference(first: dict[int, float], second: dict[int, float]) -> Difference:
+    """Return the difference of two settings.
+
+    If both have the same seeds, runs of equal seeds are compared in pairs. Otherwise
+    the interval is that of Welch, "The generalization of Student's problem when several
+    different population variances are involved", 1947.
+
+    first, second: {seed: value} of at least two runs.
+    """
+    if first.keys() == second.keys():
+        pairs = spread([second[seed] - first[seed] for seed in first])
+        return Difference(pairs.mean, pairs.low, pairs.high, is_paired=True)
+    values = [np.array([*group.values()]) for group in (second, first)]
+    value = float(values[0].mean() - values[1].mean())
+    low = high = value
+    if np.ptp(values[0]) + np.ptp(values[1]) > 0:  # else the runs of each are equal
+        test = stats.ttest_ind(*values, equal_var=False)
+        low, high = map(float, test.confidence_interval(0.95))
+    return Difference(value, low, high, is_paired=False)

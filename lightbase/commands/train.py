@@ -1,7 +1,9 @@
 """Train a network: from the command line to the test result.
 
-`main` parses the flags and builds the model and the data (`parse`), then trains and
-tests them (`train`). sweep.py, tune.py and lightbase/commands/python.py call the parts.
+`run` parses the flags and builds the model and the data (`parse`), then trains and
+tests them (`train_parsed`). sweep.py, tune.py and commands/python.py call these parts.
+`make_extras` lists the callbacks that only watch: one that is deleted loses its lines
+here, and nothing else changes.
 """
 
 import sys
@@ -9,26 +11,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.strategies import StrategyRegistry
 
-from lightbase.commands.arguments import first_look
-from lightbase.commands.extras import advice_after, make_extras, register_strategies
-from lightbase.commands.script import find_project, is_interactive, short_errors
-from lightbase.commands.seeds import repeat_with_seeds
+from lightbase.commands.script import run_command
+from lightbase.commands.seeds import split_seeds, train_seeds
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, imported, say
 from lightbase.config.files import relative_to_cwd
-from lightbase.config.spec import CommandLine, RunSpec, default_experiment, new_spec
+from lightbase.config.spec import (
+    CommandLine,
+    RunSpec,
+    as_list,
+    as_values,
+    default_experiment,
+    new_spec,
+)
 from lightbase.model.module import BaseModule
 from lightbase.run import fit
-from lightbase.run.devices import cpu_threads
+from lightbase.run.devices import DataParallelStrategy, check_one_device, cpu_threads
+from lightbase.run.fit import Extra
+from lightbase.run.folder import root_folder
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
 from lightbase.setup.resume import find_restart, load_restart, resumed_spec
-
-REPEATS = [repeat_with_seeds]
-"""Functions that train several times if the arguments ask for it. Otherwise they return
-None."""
+from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
+from lightbase.watch.dry_run import DryRun
+from lightbase.watch.environment import EnvironmentFile
+from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.loggers import OpenLoggers
+from lightbase.watch.progress import EpochLines, TrainingProgressBar
+from lightbase.watch.step_timer import StepTimer, advice
+from lightbase.watch.stop_on_nan import StopOnNan
+from lightbase.watch.validated import ValidatedWeights
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -38,20 +54,32 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1
     (run). In a notebook it raises UserError.
     """
-    find_project()
-    if args is None:
-        args = sys.argv[1:]
-        if is_interactive():
-            args = []  # sys.argv has the flags of the notebook's kernel
-    first_look("train", args)
-    with short_errors():
-        quiet_lightning()
-        for train_repeatedly in REPEATS:
-            results = train_repeatedly(args, parse, train)
-            if results is not None:
-                return results
-        spec, model, data = parse(args)
-        return train(spec, model, data)
+    metrics: dict[str, Any] = run_command("commands.train", args)
+    return metrics
+
+
+def run(args: Sequence[str]) -> dict[str, Any]:
+    """Train by the flags in `args`, with one seed or with several."""
+    quiet_lightning()
+    seeds, has_own_splits, others = split_seeds(args)
+    spec, model, data = parse(others)
+    if not seeds:
+        return train_parsed(spec, model, data)
+    check_one_device(spec.config.trainer)
+    if spec.config.trainer.fast_dev_run or spec.checkpoint:
+        raise UserError(
+            "--seeds trains new runs: not beside --trainer.fast_dev_run or --ckpt_path",
+            "leave it out; the same command with --seeds continues",
+            2,
+        )
+    return train_seeds(
+        root_folder(spec.config),
+        as_values(spec),
+        others,
+        seeds,
+        has_own_splits,
+        lambda words: train_parsed(*parse(words)),
+    )
 
 
 def parse(args: Sequence[str]) -> Loaded:
@@ -99,7 +127,7 @@ def say_default() -> None:
     say("for another one: python scripts/train.py --config configs/NAME.yaml")
 
 
-def train(
+def train_parsed(
     spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> dict[str, Any]:
     """Train and test what `parse` has returned, with all extras. Return the content of
@@ -109,7 +137,43 @@ def train(
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
         metrics, trainer = fit.train(spec, model, data, make_extras(spec))
-        text = advice_after(trainer)
+        text = advice(trainer, busy_shares(trainer))
     if text:
         say(f"Advice: {text}")
     return metrics
+
+
+def register_strategies() -> None:
+    """Let --trainer.strategy have the name dp. A second call has no effect."""
+    StrategyRegistry.register("dp", DataParallelStrategy, override=True)
+
+
+def make_extras(spec: RunSpec) -> list[Extra]:
+    """Return the callbacks of a training that only watch, in the order in which they
+    are called: the weights are the same without them. The flags choose some of them.
+    """
+    config = spec.config
+    extras: list[Extra] = [DryRun(), ValidatedWeights(), EnvironmentFile()]
+    if config.stop_on_nan:
+        extras.append(StopOnNan())
+    extras.append(PredictionFigures(config.figures_every_n_epochs))
+    if config.step_timer:
+        extras.append(StepTimer(config.step_timer == "table"))
+    if config.device_monitor:
+        extras.append(DeviceMonitor())
+    return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
+
+
+def progress_bar(spec: RunSpec) -> list[Extra]:
+    """Return the progress bar of a run in a list, or an empty list.
+
+    --trainer.enable_progress_bar decides. Without this flag there is a bar in a
+    terminal and in a notebook. A bar in --trainer.callbacks replaces it.
+    """
+    is_wanted = spec.config.trainer.enable_progress_bar
+    if is_wanted is None:
+        is_wanted = sys.stdout.isatty() or hasattr(sys, "ps1")
+    configured = as_list(spec.trainer["callbacks"])
+    if is_wanted and not any(isinstance(x, ProgressBar) for x in configured):
+        return [TrainingProgressBar(refresh_rate=10)]
+    return []

@@ -5,14 +5,12 @@ Lightning restores. Nothing is changed in the config: the user adds the suggeste
 to the next command.
 """
 
-import contextlib
+from argparse import Namespace
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightbase.commands import arguments
-from lightbase.commands.script import short_errors
 from lightbase.commands.train import parse
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line
@@ -31,74 +29,61 @@ RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""
 
 
-def main(args: arguments.Args = None) -> list[str]:
+def run(options: Namespace) -> list[str]:
     """Print and return the suggested flags, such as ["--model.lr", "0.012"].
 
     The batch size is searched first, and the learning rate is searched with the new
     batch size. The picture lr.png is in the folder NAME_tune/version_N.
-
-    args: The flags of tune.py and train.py. None means the flags of the command line.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
     """
-    with short_errors():
-        options, flags = arguments.tune().read(args)
-        quiet_lightning()
-        spec, model, data = parse(flags)
-        check_one_device(spec.config.trainer)
-        names = [name for name in RATES if name in flatten(as_values(spec))]
-        if "lr" in options.find and not names:
-            raise UserError(f"there is no {' or '.join(RATES)} to search")
-        spec.trainer["callbacks"] = None  # they would stop the training, or save
-        if isinstance(model, BaseModule):
-            model.scheduler = None  # the finder has its own
-        extras = [DryRun()]
-        for extra in extras:
-            extra.before_run(spec, model, data)
-        folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
-        finders = make_finders(options, data)
-        trainer = make_trainer(
-            spec,
-            model,
-            callbacks=list(finders.values()),
-            default_root_dir=folder,  # the finders write the weights there for a while
-            plugins=[AtomicCheckpointIO()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            fast_dev_run=False,
-            max_epochs=-1,
-            max_steps=0,  # a finder sets its own limit
-            num_sanity_val_steps=0,
-            check_val_every_n_epoch=1_000_000,
-        )
-        with contextlib.ExitStack() as stack:
-            for extra in extras:
-                stack.enter_context(extra.around_run(spec, model, None))
-            try:
-                trainer.fit(model, data)
-            except MisconfigurationException as error:
-                raise UserError(first_line(error), "see --find") from error
-        suggested = []
-        if "batch_size" in finders:
-            suggested += [
-                "--data.batch_size",
-                str(finders["batch_size"].optimal_batch_size),
-            ]
-        if "lr" in finders:
-            search = finders["lr"].optimal_lr
-            lr = search.suggestion()
-            file = folder / "lr.png"
-            search.plot(suggest=True).savefig(file)
-            if lr is None:
-                raise UserError(
-                    f"no learning rate to suggest: see {relative_to_cwd(file)}",
-                    "give another --min_lr or --max_lr, or more --num_steps",
-                )
-            suggested += [f"--{names[0]}", f"{lr:.2g}"]
-        print(f"Folder: {relative_to_cwd(folder)}")
-        print(f"Suggested flags: {' '.join(suggested)}")
-        return suggested
+    quiet_lightning()
+    spec, model, data = parse(options.others)
+    check_one_device(spec.config.trainer)
+    names = [name for name in RATES if name in flatten(as_values(spec))]
+    if "lr" in options.find and not names:
+        raise UserError(f"there is no {' or '.join(RATES)} to search")
+    spec.trainer["callbacks"] = None  # they would stop the training, or save
+    if isinstance(model, BaseModule):
+        model.scheduler = None  # the finder has its own
+    DryRun().before_run(spec, model, data)
+    folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
+    finders = make_finders(options, data)
+    trainer = make_trainer(
+        spec,
+        model,
+        callbacks=list(finders.values()),
+        default_root_dir=folder,  # the finders write the weights there for a while
+        plugins=[AtomicCheckpointIO()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        fast_dev_run=False,
+        max_epochs=-1,
+        max_steps=0,  # a finder sets its own limit
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=1_000_000,
+    )
+    try:
+        trainer.fit(model, data)
+    except MisconfigurationException as error:
+        raise UserError(first_line(error), "see --find") from error
+    suggested = []
+    if "batch_size" in finders:
+        size = finders["batch_size"].optimal_batch_size
+        suggested += ["--data.batch_size", str(size)]
+    if "lr" in finders:
+        search = finders["lr"].optimal_lr
+        lr = search.suggestion()
+        file = folder / "lr.png"
+        search.plot(suggest=True).savefig(file)
+        if lr is None:
+            raise UserError(
+                f"no learning rate to suggest: see {relative_to_cwd(file)}",
+                "give another --min_lr or --max_lr, or more --num_steps",
+            )
+        suggested += [f"--{names[0]}", f"{lr:.2g}"]
+    print(f"Folder: {relative_to_cwd(folder)}")
+    print(f"Suggested flags: {' '.join(suggested)}")
+    return suggested
 
 
 def make_finders(options: Any, data: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 differ.
 
 torch is not imported, and matplotlib and TensorBoard are for --plot only, so the table
-appears at once. Read `main` first. It reads the folders of the runs (`find_runs`,
+appears at once. Read `run` first. It reads the folders of the runs (`find_runs`,
 `read_run`), makes a row for each run (`as_rows`), and then prints the rows or writes a
 file.
 """
@@ -14,17 +14,13 @@ import math
 import os
 import re
 import sys
-from functools import partial
+from argparse import Namespace
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
-from lightbase.commands.arguments import Args, ScriptParser, output_file
-from lightbase.commands.script import short_errors
 from lightbase.config.errors import UserError
 from lightbase.config.files import relative_to_cwd, write_whole
 from lightbase.config.names import SAME_TRAINING_KEYS, better_by_name
-from lightbase.config.paths import PROJECT
 from lightbase.config.tables import as_csv, as_table, as_text
 from lightbase.run.results import Row, RunInfo, Runs, find_runs, numbers_of
 
@@ -106,7 +102,7 @@ def as_groups(runs: Runs) -> Rows:
     Of several runs of one training, such as two starts with one seed, the newest
     finished one counts.
     """
-    from lightbase.commands.spread import spread
+    from lightbase.commands.seeds import spread  # scipy takes a second
 
     groups: dict[str, Runs] = {}
     for run in runs:
@@ -144,7 +140,7 @@ def compare(root: Path, names: list[str], with_test: bool) -> None:
     Raise UserError unless there are two names, with at least two finished runs each,
     and a metric.
     """
-    from lightbase.commands.spread import difference, spread
+    from lightbase.commands.seeds import difference, spread
 
     if len(names) != 2:
         raise UserError("--compare takes two names", "give NAME NAME", 2)
@@ -187,29 +183,14 @@ def numbers_by_seed(
 
 
 def short_text(value: Any) -> str:
-    """Return a cell for people: `as_text`, with classes without their module, and at
-    most 50 characters."""
-    text = re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
-    if len(text) > 50:
-        return f"{text[:49]}…"
-    return text
+    """Return a cell for people: `as_text`, with classes without their module."""
+    return re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
 
 
 def print_table(rows: Rows) -> None:
-    """Print rows with the same columns. In a terminal, cut the lines that do not fit,
-    and print a line that says so.
-
-    rows: The values by column; at least one row.
-    """
-    cells = [list(rows[0])]
-    for row in rows:
-        cells.append([short_text(value) for value in row.values()])
-    lines = as_table(cells)
-    width = get_terminal_size().columns
-    if sys.stdout.isatty() and max(map(len, lines)) > width:
-        lines = [f"{line:{width}}"[: width - 1] + "…" for line in lines]
-        lines.append("… columns do not fit: `| less -S` shows them")
-    print("\n".join(lines))
+    """Print rows with the same columns; at least one row."""
+    cells = [map(short_text, row.values()) for row in rows]
+    print("\n".join(as_table([[*rows[0]], *map(list, cells)])))
 
 
 def read_curves(folder: Path) -> dict[str, Any]:
@@ -272,76 +253,30 @@ def draw_curves(runs: Runs, file: Path) -> None:
     print(f"Curves: {relative_to_cwd(file)}")
 
 
-def make_parser() -> ScriptParser:
-    """Return the parser of runs.py. It is not in arguments.py, because this file can be
-    imported without torch."""
-    parser = ScriptParser("runs")
-    add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
-    add(
-        "--trainer.default_root_dir",
-        dest="root",
-        type=Path,
-        default=PROJECT.logs,
-        help="as of train.py",
-    )
-    add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
-    add("--test", action="store_true", help="add the test of each run")
-    add(
-        "--plot",
-        type=partial(output_file, endings=(".png", ".pdf", ".svg")),
-        metavar="FILE",
-        help="draw the curves, as .png, .pdf or .svg",
-    )
-    add(
-        "--best",
-        action="store_true",
-        help="print the path of the best checkpoint, by validation",
-    )
-    add("--group", action="store_true", help="one row for runs of several seeds")
-    add("--compare", action="store_true", help="the difference of two NAMEs")
-    add(
-        "--csv",
-        type=partial(output_file, endings=(".csv",)),
-        metavar="FILE",
-        help="write the table, with all digits",
-    )
-    return parser
-
-
-def main(args: Args = None) -> None:
-    """Print the table, or the path of the best checkpoint, or write files.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
-    """
-    with short_errors():
-        options = make_parser().parse_args(args)
-        sorts_by_test = "test/" in str(options.sort)
-        with_test = options.test or sorts_by_test
-        if options.compare:
-            compare(options.root, options.names, with_test)
-            return
-        runs = find_runs(options.root, options.names, with_test)
-        rows = as_groups(runs) if options.group else as_rows(runs)
-        if sorts_by_test:
-            print(CHOSEN_BY_TEST, file=sys.stderr)
-        if options.sort:
-            mode = better_by_name(options.sort)
-            rows.sort(key=lambda row: position(row, options.sort, mode))
-        if options.sort not in (None, *rows[0]):
-            columns = ", ".join(rows[0])
-            raise UserError(
-                f"--sort {options.sort}: the columns are {columns}", status=2
-            )
-        if options.plot:
-            draw_curves(runs, options.plot)
-        if options.csv:
-            cells = [list(row.values()) for row in rows]
-            write_whole(options.csv, as_csv([list(rows[0]), *cells]))
-            print(f"{len(rows)} runs in {options.csv}")
-        if options.best:
-            print(relative_to_cwd(best_checkpoint(runs)))
-        elif not options.csv:
-            print_table(rows)
+def run(options: Namespace) -> None:
+    """Print the table, or the path of the best checkpoint, or write files."""
+    sorts_by_test = "test/" in str(options.sort)
+    with_test = options.test or sorts_by_test
+    if options.compare:
+        compare(options.root, options.names, with_test)
+        return
+    runs = find_runs(options.root, options.names, with_test)
+    rows = as_groups(runs) if options.group else as_rows(runs)
+    if sorts_by_test:
+        print(CHOSEN_BY_TEST, file=sys.stderr)
+    if options.sort:
+        mode = better_by_name(options.sort)
+        rows.sort(key=lambda row: position(row, options.sort, mode))
+    if options.sort not in (None, *rows[0]):
+        columns = ", ".join(rows[0])
+        raise UserError(f"--sort {options.sort}: the columns are {columns}", status=2)
+    if options.plot:
+        draw_curves(runs, options.plot)
+    if options.csv:
+        cells = [list(row.values()) for row in rows]
+        write_whole(options.csv, as_csv([list(rows[0]), *cells]))
+        print(f"{len(rows)} runs in {options.csv}")
+    if options.best:
+        print(relative_to_cwd(best_checkpoint(runs)))
+    elif not options.csv:
+        print_table(rows)

@@ -1,22 +1,15 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
-This file checks the flags and prints the results. The trials and their order are in
-lightbase/compare/sweep.py. Read `main` first.
+Read `run` first, and then `Sweep.train_trials`: it shows how several processes share
+the trials, and how an interrupted trial is continued. The file `study.journal` in the
+sweep's folder is Optuna's: it holds the settings of the sweep and the values, states
+and results of its trials.
 
-The trials of a sweep, in a study of Optuna. Each trial is a run.
-
-The file `study.journal` in the sweep's folder is Optuna's: it holds the settings of the
-sweep and the values, states and results of its trials. Optuna's TPE chooses values from
-ranges. The command gives the function that trains a run.
-
-Read `Sweep.train_trials` first: it shows how several processes share the trials, and
-how an interrupted trial is continued.
-
-The numbers of a cross-validation: each fold's, and those of all samples together.
-
-The folds share most of their training samples, so their results are not independent.
-Their range is printed, and no standard error: it would be too small (Bengio and
-Grandvalet, "No unbiased estimator of the variance of k-fold cross-validation", 2004).
+A sweep of the folds of a cross-validation ends with the numbers of each fold and those
+of all samples together. The folds share most of their training samples, so their
+results are not independent. Their range is printed, and no standard error: it would be
+too small (Bengio and Grandvalet, "No unbiased estimator of the variance of k-fold
+cross-validation", 2004).
 """
 
 import contextlib
@@ -28,7 +21,8 @@ import re
 import shlex
 import shutil
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,18 +34,12 @@ from filelock import FileLock, Timeout
 from lightning import Callback
 from numpy.random import SeedSequence
 
-from lightbase.commands import arguments
-from lightbase.commands.script import short_errors
-from lightbase.commands.spread import spread
-from lightbase.commands.train import parse, train
+from lightbase.commands.seeds import spread
+from lightbase.commands.train import parse, train_parsed
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import (
-    DISK_ERRORS,
-    read_json,
-    relative_to_cwd,
-)
+from lightbase.config.files import DISK_ERRORS, read_json, relative_to_cwd
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import as_values
 from lightbase.data.module import BaseDataModule
@@ -88,31 +76,25 @@ REPEATS = ["data.fold", "seed_everything"]
 """Flags that repeat a training. Their trials get a mean."""
 
 
-def main(args: arguments.Args = None) -> Study:
+def run(options: Namespace) -> Study:
     """Train the trials, print the results, and return the study with the trials.
 
     The same command continues a sweep that was interrupted. After a signal the message
     says so.
-
-    args: The arguments of the script.
-    A user's mistake prints two lines and raises SystemExit. In a notebook it raises
-    UserError.
     """
-    with short_errors():
-        options, flags = arguments.sweep().read(args)
-        quiet_lightning()
-        sweep = begin(options, flags)
-        folder = relative_to_cwd(sweep.folder)
-        say(f"{sweep.num_trials} trials in {folder}, each with its output.txt")
-        try:
-            for trial in sweep.train_trials(train_run):
-                row = as_row(sweep, trial).items()
-                say(", ".join(f"{key} {short_text(value)}" for key, value in row))
-        except Stopped as stopped:
-            stopped.hint = "; the same command continues"
-            raise
-        show_results(sweep)
-        return sweep.study
+    quiet_lightning()
+    sweep = begin(options)
+    folder = relative_to_cwd(sweep.folder)
+    say(f"{sweep.num_trials} trials in {folder}, each with its output.txt")
+    try:
+        for trial in sweep.train_trials():
+            row = as_row(sweep, trial).items()
+            say(", ".join(f"{key} {short_text(value)}" for key, value in row))
+    except Stopped as stopped:
+        stopped.hint = "; the same command continues"
+        raise
+    show_results(sweep)
+    return sweep.study
 
 
 Flags = list[str]  # of train.py
@@ -123,11 +105,8 @@ def train_run(args: Flags) -> None:
 
     args: The arguments of train.py.
     """
-    train(*parse(args))
+    train_parsed(*parse(args))
 
-
-Train = Callable[[Flags], Any]
-"""A function that trains a run by the arguments of train.py."""
 
 Values = dict[str, Any]  # by flag
 
@@ -145,7 +124,7 @@ class Sweep:
     folder: The sweep's folder, ROOT/NAME.
     flags: The flags of train.py that all trials have.
     searches: Optuna's distributions by flag.
-    grid: The values of each trial, if there is no range.
+    grid: The values of each trial; empty with a range.
     num_trials: How many trials the sweep has, in all processes.
     monitor: The metric that compares the trials. None in folds without a validation.
     with_test: Whether each trial is tested. Trials that are compared are not, so that
@@ -164,7 +143,7 @@ class Sweep:
     with_test: bool
     seed: int
 
-    def train_trials(self, train: Train) -> Iterator[FrozenTrial]:
+    def train_trials(self) -> Iterator[FrozenTrial]:
         """Train trials until all have ended. Yield each trial that this process has
         trained.
 
@@ -179,7 +158,7 @@ class Sweep:
                 with contextlib.suppress(Timeout), lock:
                     trial = self.begin_trial(number)
                     if not trial.state.is_finished():
-                        self.train_trial(trial, train)
+                        self.train_trial(trial)
                         yield self.study.trials[number]
                         free_memory()
                 # a signal is only kept during a failed training and gc.collect
@@ -212,7 +191,7 @@ class Sweep:
         study.ask(self.searches)
         return study.trials[-1]
 
-    def train_trial(self, trial: FrozenTrial, train: Train) -> None:
+    def train_trial(self, trial: FrozenTrial) -> None:
         """Train a trial, or continue it, and tell the study how it ended. What the
         training prints goes to output.txt in the trial's folder.
 
@@ -228,7 +207,7 @@ class Sweep:
         ):
             try:
                 if not (run / "metrics.json").is_file():  # not killed after its end
-                    train(self.arguments(run, trial.params))
+                    train_run(self.arguments(run, trial.params))
                 best = 0.0  # Optuna needs a value
                 if self.monitor:
                     progress = read_json(run / "progress.json")
@@ -264,11 +243,10 @@ class Sweep:
         return [*self.flags, *as_flags(values), *place]
 
 
-def begin(options: Any, flags: Flags) -> Sweep:
+def begin(options: Namespace) -> Sweep:
     """Check the searches and the flags, prepare the data, and open the study.
 
-    options: The flags of sweep.py.
-    flags: The flags of train.py.
+    options: The flags of sweep.py. `others` are flags of train.py.
     Raise UserError if something is wrong, before anything is written. Raise it too if
     an earlier start of this sweep had other settings.
     """
@@ -284,7 +262,7 @@ def begin(options: Any, flags: Flags) -> Sweep:
     num_trials = len(grid) or options.trials
     if num_trials is None:
         raise UserError("--trials N: how many? a range has no end", status=2)
-    spec, model, data = parse_ends(searches, flags)
+    spec, model, data = parse_ends(searches, options.others)
     monitor = choose_monitor(spec.config, model, data)
     metric, mode = monitor or (None, "min")
     # folds of one setting estimate its test: nothing is chosen
@@ -308,7 +286,7 @@ def begin(options: Any, flags: Flags) -> Sweep:
         study,
         lock,
         folder,
-        flags,
+        options.others,
         searches,
         grid,
         num_trials,
@@ -375,10 +353,10 @@ def show_best(sweep: Sweep) -> None:
     """Print the means over folds or seeds, the flags of the best setting, and the
     commands that test its runs.
 
-    A setting is the values of the flags that are no repeats. Of equal means, the one
-    with the smaller deviation is the best, and then the first. A setting with a failed
-    trial cannot be the best: the others may have been lucky. Raise UserError if each
-    setting has one.
+    A setting is the values of the flags that are not in `REPEATS`. Of equal means, the
+    one with the smaller deviation is the best, and then the first. A setting with a
+    failed trial cannot be the best: the others may have been lucky. Raise UserError if
+    each setting has one.
     """
     settings: dict[str, list[FrozenTrial]] = {}
     for trial in sweep.study.trials:
@@ -476,7 +454,7 @@ def ends_of(distribution: Any) -> tuple[Any, Any]:
 
 def make_grid(searches: Values) -> list[Values]:
     """Return the values of each trial, one for each combination. The last flag changes
-    fastest. Return an empty list if a flag has a range: then there is no grid.
+    fastest. Return an empty list if a flag has a range.
 
     searches: Optuna's distributions by flag.
     """
@@ -504,17 +482,10 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     settings: What all starts have in common, for JSON: the config by flag, and
         `search`.
     mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if the file is damaged, if an earlier start had other settings, and
-    for a folder with trials but without a study, as of version 0.3.
+    Raise UserError if the file is damaged, or if an earlier start had other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
-    if not file.exists() and any(folder.glob("trial_*")):
-        raise UserError(
-            f"{relative_to_cwd(folder)} has trials, but no study.journal",
-            "give another --name",
-            2,
-        )
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -587,7 +558,7 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
         )
         run_test(trainer, model, data, None)
     if pool.means is None:
-        say("Nothing is pooled: the module is no BaseModule, or has no test")
+        say("Nothing is pooled: the module is not a BaseModule, or has no test")
         return {}
     metrics = pool.means.result(lambda x: x)  # one process has all samples
     num = int(metrics["test/num_samples"])

@@ -13,7 +13,6 @@ import inspect
 import pkgutil
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -58,16 +57,14 @@ FLAGS = [
     ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
     ("test", bool, True),
+    # the callbacks that only watch: see `make_extras` in lightbase/commands/train.py
+    ("try_network", bool, True),
+    ("stop_on_nan", bool, True),
+    ("device_monitor", bool, True),
+    ("step_timer", bool | Literal["table"], True),
+    ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
 """Name, type and default of the flags of train.py that are not Lightning's."""
-
-EXTRA_FLAGS: list[tuple[str, Any, Any]] = []
-"""The flags of the extras. They change nothing in what is trained. Filled by
-lightbase/commands/extras.py."""
-
-EXPLAINERS: list[Callable[[str, ArgumentParser, Namespace], str]] = []
-"""Functions that turn an error of jsonargparse into one line. Filled by
-lightbase/commands/extras.py."""
 
 TRAINER_DEFAULTS = {
     "trainer.max_epochs": 10,
@@ -144,19 +141,6 @@ def as_tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def explain(message: str, parser: ArgumentParser, config: Namespace) -> str:
-    """Return what to print for an error of jsonargparse: a line, or the message itself
-    if there is no function in `EXPLAINERS`.
-
-    message: The text of the error, which may have fifty lines.
-    parser: The parser that has raised it.
-    config: The settings that were parsed before the error.
-    """
-    for explainer in EXPLAINERS:
-        message = explainer(message, parser, config)
-    return message
-
-
 class Parser(LightningArgumentParser):
     """LightningArgumentParser with errors of two lines, and with the types of
     `types_for` in place of declared types.
@@ -226,7 +210,7 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # for a class inside the settings: the outer parser
             # reports it
             super().error(message, ex)
-        problem = explain(message, self, self.parsed)
+        problem = explain_mistake(message, self, self.parsed)
         raise UserError(problem, own_line(ex) or SEE_HELP, 2) from ex
 
 
@@ -243,7 +227,7 @@ def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
         parser takes a dict for it, too.
     """
     parser = Parser()
-    for name, kind, default in (*FLAGS, *EXTRA_FLAGS):
+    for name, kind, default in FLAGS:
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_lightning_class_args(Trainer, "trainer")
     parser.set_defaults(TRAINER_DEFAULTS)

@@ -4,23 +4,23 @@
 """
 
 import os
+import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass
 class Project:
-    """The folders and names of the user's repository. Each script sets them, see
-    `lightbase.commands.script.starting`.
+    """The folders and names of the user's repository.
 
-    root: The folder of the repository. Without a script, it is the folder that holds
-        lightbase/.
+    root: The folder of the repository.
     default_model: The import path of the LightningModule that a command trains if it
         names none.
     """
 
-    root: Path = Path(__file__).parents[2]
-    default_model: str = ""
+    root: Path
+    default_model: str
 
     @property
     def package(self) -> str:
@@ -32,13 +32,6 @@ class Project:
         """The default folder of all runs, without symbolic links."""
         return (self.root / "logs").resolve()
 
-    def found(self, path: str) -> Path:
-        """Return the path of a file or folder. A relative path starts at the working
-        folder, or at the repository if only the repository has such a file."""
-        if (self.root / path).exists() and not Path(path).exists():
-            return self.root / path
-        return Path(path)
-
     @property
     def data(self) -> Path:
         """The default folder of data sets, which downloads go to."""
@@ -46,7 +39,6 @@ class Project:
 
     @property
     def configs(self) -> Path:
-        """The folder of config files."""
         return self.root / "configs"
 
     @property
@@ -55,8 +47,32 @@ class Project:
         deleted it."""
         return self.configs / "default.yaml"
 
+    def found(self, path: str) -> Path:
+        """Return the path of a file or folder. A relative path starts at the working
+        folder, or at the repository if only the repository has such a file."""
+        if (self.root / path).exists() and not Path(path).exists():
+            return self.root / path
+        return Path(path)
 
-PROJECT = Project()
+
+def find_project(script: str) -> Project:
+    """Return the repository: the nearest folder above the script whose pyproject.toml
+    has a table [tool.lightbase] with `default_model`. In a notebook, and for a script
+    outside of a repository, it is the folder that holds lightbase/.
+
+    script: The path of the program of this process.
+    """
+    home = Path(__file__).parents[2]
+    for root in (*Path(script).resolve().parents, home):
+        file = root / "pyproject.toml"
+        if file.is_file():
+            tools = tomllib.loads(file.read_text("utf-8")).get("tool", {})
+            if "lightbase" in tools:
+                return Project(root, tools["lightbase"]["default_model"])
+    return Project(home, "")
+
+
+PROJECT = find_project(sys.argv[0])
 
 
 def is_own(path: Path, root: str | None = None) -> bool:

@@ -19,7 +19,6 @@ from lightbase.config.errors import UserError, say
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.known_errors import noted
 from lightbase.config.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
-from lightbase.config.parser import EXTRA_FLAGS
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import (
     CommandLine,
@@ -63,6 +62,11 @@ MAY_CHANGE = {
     "model.compile_net",
     *[f"data.{name}" for name in WITHOUT_EFFECT],
     # what only watches
+    "try_network",
+    "stop_on_nan",
+    "device_monitor",
+    "step_timer",
+    "figures_every_n_epochs",
     "trainer.limit_test_batches",
     "trainer.num_sanity_val_steps",
     "trainer.callbacks",
@@ -270,8 +274,8 @@ def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) 
 
 
 def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
-    """Return whether a resume may change a setting: it is in `MAY_CHANGE` or belongs to
-    an extra. In the middle of an epoch, settings in `NOT_IN_EPOCH` have to stay.
+    """Return whether a resume may change a setting: it is in `MAY_CHANGE`. In the
+    middle of an epoch, settings in `NOT_IN_EPOCH` have to stay.
 
     key: The name of the setting, such as "trainer.max_epochs".
     """
@@ -279,8 +283,7 @@ def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
         epochs = saved_epochs(checkpoint)["current"]
         if epochs["ready"] > epochs["processed"]:
             return False
-    setting = ".".join(key.split(".")[:2])
-    return setting in MAY_CHANGE or setting in [name for name, _, _ in EXTRA_FLAGS]
+    return ".".join(key.split(".")[:2]) in MAY_CHANGE
 
 
 def load_restart(

@@ -7,7 +7,6 @@ pinned": 1, ...}.
 """
 
 import json
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ FLAGS = (
 
 def main() -> None:
     sys.argv = [SCRIPT, *FLAGS.format(*sys.argv[1:]).split()]
-    sys.path.insert(0, str(Path(SCRIPT).parent))
-    runpy.run_path(SCRIPT)
 
     import simgpu
     from lightning import Callback

@@ -2,17 +2,19 @@
 
 import atexit
 import contextlib
-import importlib
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from lightbase.commands.script import run_command
 
 HERE = Path(__file__).parent  # a small repository: its package is `example`
 TINY = str(HERE / "tiny.yaml")
@@ -39,13 +41,13 @@ if ACCELERATOR != "cpu":
     TINY = on_accelerator()
 
 
-def script(name: str) -> ModuleType:
-    """Return the module whose `main` a file of scripts/ calls. Skip the test if it is
-    sweep.py and Optuna is missing."""
+def script(name: str) -> SimpleNamespace:
+    """Return a namespace whose `main` takes the arguments of a file of scripts/, and
+    does what this file does. Skip the test if it is sweep.py and Optuna is missing."""
     if name == "sweep":
         pytest.importorskip("optuna")
     room = "compare" if name in ("runs", "sweep") else "commands"
-    return importlib.import_module(f"lightbase.{room}.{name}")
+    return SimpleNamespace(main=partial(run_command, f"{room}.{name}"))
 
 
 def argv(*args: object) -> list[str]:

@@ -62,7 +62,7 @@ def measured(metrics: Any, criterion: Any = None) -> Task:
 
 def ends_of(module: Task, outputs: Tensor, targets: Tensor, groups: Any = None) -> Any:
     """Return the intervals for samples of classes."""
-    from lightbase.commands.evaluate import intervals  # other tests work without it
+    from lightbase.model.intervals import intervals  # other tests work without it
 
     _, support = targets.unique(return_counts=True)
     return intervals(module, outputs, targets, support, groups)

@@ -100,7 +100,7 @@ def test_an_interrupted_run_of_arrays_goes_on(tmp_path: Path, flags: Any) -> Non
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ({"batch_size": 0}, r"^batch_size: '0': Not of type PositiveInt"),
+        ({"batch_size": 0}, r"^data.batch_size: '0': Not of type PositiveInt"),
         ({"val_fraction": 0.001}, r"val_fraction=?\S* ?\S* of 100 samples is 0"),
         ({"batchsize": 3}, r"argument batchsize; did you mean batch_size\?"),
     ],

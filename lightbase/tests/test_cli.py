@@ -14,9 +14,9 @@ import yaml
 from paths import HERE, TINY, argv, fails, script
 from torch import nn
 
-from lightbase.commands.arguments import help_of_train
+from lightbase.commands.flags import help_of_train
 from lightbase.commands.train import main, parse
-from lightbase.config.parser import EXTRA_FLAGS, FLAGS
+from lightbase.config.parser import FLAGS
 
 TEXT = Path(TINY).read_text()
 EARLY_STOPPING = """\
@@ -353,7 +353,7 @@ def test_help_and_flags_of_other_scripts_do_not_wait_for_torch(
 
 def test_the_help_has_all_flags() -> None:
     text = help_of_train()
-    assert all(f"\n--{name} " in text for name, *_ in (*FLAGS, *EXTRA_FLAGS))
+    assert all(f"\n--{name} " in text for name, *_ in FLAGS)
 
 
 @pytest.mark.usefixtures("default")

@@ -13,8 +13,7 @@ from lightning import LightningModule, Trainer, seed_everything
 from paths import TINY
 from torch import Tensor, nn
 
-from lightbase.commands.extras import register_strategies
-from lightbase.commands.train import parse
+from lightbase.commands.train import parse, register_strategies
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError
 from lightbase.run.devices import DataParallelStrategy

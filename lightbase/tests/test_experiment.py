@@ -8,7 +8,7 @@ import yaml
 from lightning import Callback
 from paths import TINY, argv, fails, script
 
-from lightbase.commands.arguments import help_of_train
+from lightbase.commands.flags import help_of_train
 from lightbase.config.paths import PROJECT
 
 LAST = "--ckpt_path last --trainer.default_root_dir"

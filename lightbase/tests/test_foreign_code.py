@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from paths import TINY, Train, argv, script
 from plain import PlainData, PlainModule
 
-from lightbase.commands.extras import make_extras
+from lightbase.commands.train import make_extras
 from lightbase.config.spec import (
     CommandLine,
     RunSpec,

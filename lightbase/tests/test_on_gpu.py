@@ -17,13 +17,12 @@ import pytest
 import torch
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
-from paths import HERE, argv
+from paths import HERE, argv, script
 from stops import Interrupt, InterruptedRunError
 from torch import Tensor, nn
 from torch.nn import functional
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
-from lightbase.commands.evaluate import main as evaluate
 from lightbase.model import metrics
 
 pytestmark = pytest.mark.gpu
@@ -178,12 +177,12 @@ WITHOUT_GPU = """
 import sys
 import torch
 from lightbase import load
-from lightbase.commands.evaluate import main
+from lightbase.commands.script import run_command
 
 assert not torch.cuda.is_available()
 module, _ = load(sys.argv[1], trust=True)
 assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
-main(["--ckpt_path", sys.argv[1], "--trainer.accelerator", "cpu", "--trust_checkpoint", "true"])
+run_command("commands.evaluate", ["--ckpt_path", sys.argv[1], "--trainer.accelerator", "cpu", "--trust_checkpoint", "true"])
 """
 
 
@@ -196,19 +195,19 @@ def test_one_checkpoint_has_one_loss_on_all_devices_and_without_a_gpu(
     if NUM_GPUS > 1:
         flags += [f"{ON_GPU} --trainer.devices [1]", DP]
     for line in flags:
-        found = evaluate(["--ckpt_path", best, *line.split()])
+        found = script("evaluate").main(["--ckpt_path", best, *line.split()])
         assert expected == pytest.approx(expected | found, rel=1e-4), line
     if NUM_GPUS > 1:
         out = capfd.readouterr().out
         assert "Device: cuda:1," in out
         assert "Device: cuda:0, cuda:1," in out
 
-    script = tmp_path / "without_gpu.py"
-    script.write_text(WITHOUT_GPU)
+    program = tmp_path / "without_gpu.py"
+    program.write_text(WITHOUT_GPU)
     paths = f"{HERE.parents[1]}:{HERE}"
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": HERE}
-    command = [sys.executable, str(script), best]
+    command = [sys.executable, str(program), best]
     with programs.start(command, env=environment, **options) as process:
         printed = process.communicate(timeout=60)[0]
     assert process.returncode == 0, printed

@@ -17,14 +17,14 @@ from paths import Trained, argv, fails, script
 from PIL import Image
 from plain import PlainData, sums
 from small import Points
-from tasks import Scale, flags_of, outputs_of
+from tasks import flags_of, outputs_of
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from written import checkpoint_file
 
 from lightbase.commands.predict import (
-    Collector,
     loader_of_split,
+    rows_by_name,
     true_columns,
     write_arrays,
 )
@@ -163,11 +163,8 @@ def test_a_plain_module_and_plain_data(tmp_path, capsys):
 
 
 def test_the_outputs_of_a_detector_may_differ_in_length(tmp_path) -> None:
-    collector = Collector(has_masks=False)
-    for num in (1, 2):
-        boxes = {"boxes": torch.zeros(num, 4)}
-        collector.on_predict_batch_end(None, None, [boxes], None)
-    write_arrays(tmp_path / "x.npz", ["a", "b"], collector.outputs)
+    outputs = rows_by_name([{"boxes": torch.zeros(num, 4)} for num in (1, 2)])
+    write_arrays(tmp_path / "x.npz", ["a", "b"], outputs)
     with np.load(tmp_path / "x.npz") as arrays:
         assert [arrays[f"boxes.{i}"].shape for i in range(2)] == [(1, 4), (2, 4)]
 
@@ -256,30 +253,6 @@ class Streamed(PlainData):
 def test_predict_refuses_loaders_that_it_cannot_number(split):
     with pytest.raises(UserError, match=f"--split {split}: the data has no such set"):
         loader_of_split(Streamed(), split)
-
-
-class Shown(Scale):
-    """Images as outputs, with numbers in [0, 1]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).clamp(0, 1)
-
-
-def test_predicted_images_are_files_of_a_folder(train, tmp_path, capsys):
-    flags = flags_of("segmentation") + " --model.task null"
-    train(flags, "--model.net test_predict.Shown --name shown")
-    ckpt, (x, _) = best_of(tmp_path, "shown"), outputs_of("segmentation")
-    predict([*ckpt, "--output", str(tmp_path / "shown")])
-    with Image.open(tmp_path / "shown" / "39.png") as image:
-        shown = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    torch.testing.assert_close(shown / 255, x[39].clamp(0, 1), atol=1 / 255, rtol=0)
-    for typed in ([], ["--output", str(tmp_path / "x.csv")]):
-        error = fails(capsys, 2, lambda typed=typed: predict([*ckpt, *typed]))
-        assert error.startswith("error: for masks and images give --output FOLDER or")
-    train(flags, "--name raw")
-    typed = [*best_of(tmp_path, "raw"), "--output", str(tmp_path / "raw")]
-    error = fails(capsys, 2, lambda: predict(typed))
-    assert error.startswith("error: --output FOLDER takes 0 to 1, not -")
 
 
 @pytest.mark.parametrize(

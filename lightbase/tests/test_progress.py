@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightbase.commands.script import LastingOutput
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.run.record import RunRecorder
-from lightbase.run.signals import ERASE_LINE
-from lightbase.watch.progress import EpochLines, fitting_columns
+from lightbase.watch.progress import EpochLines, TrainingProgressBar, fitting_columns
 
 HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
 TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
@@ -104,10 +102,13 @@ def test_columns_that_do_not_fit_are_left_out(monkeypatch, columns):
     assert (names[-1] in shown) == (columns == 200)
 
 
-def test_other_text_erases_the_bar_of_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr(LastingOutput, "isatty", lambda _: True)
-    with LastingOutput(str(tmp_path / "shown"), "w") as stdout:
-        for text in (b"\rbar", b"printed\n", b"more\n", b"\rbar", b"\n", b"end\n"):
-            stdout.write(text)
-    shown = (tmp_path / "shown").read_bytes()
-    assert shown == b"\rbar" + ERASE_LINE + b"printed\nmore\n\rbar\nend\n"
+def test_the_rate_of_a_resumed_epoch_counts_from_there_on():
+    loop = SimpleNamespace(batch_idx=899)
+    options = {"max_epochs": 2, "current_epoch": 1, "num_training_batches": 1000}
+    trainer: Any = SimpleNamespace(fit_loop=loop, is_global_zero=True, **options)
+    bar = TrainingProgressBar()
+    bar.setup(trainer, None, "fit")  # type: ignore[arg-type]
+    bar.on_train_start(trainer)
+    shown = bar.train_progress_bar.format_dict
+    assert (shown["n"], shown["initial"], shown["total"]) == (900, 900, 1000)
+    bar.on_exception()

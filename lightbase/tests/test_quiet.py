@@ -1,9 +1,6 @@
 """What Lightning, torch and matplotlib say and need not; and that other words get
 through."""
 
-import os
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -14,9 +11,6 @@ from lightbase.compat import quiet_lightning
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
 bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""
-START = (
-    "from lightbase.commands.script import starting\nwith starting('a/b/c.py', ''):\n"
-)
 
 
 def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):
@@ -41,11 +35,3 @@ def test_known_warnings_of_gpus_are_left_out():
         warnings.warn(text, stacklevel=1)
     with pytest.raises(UserWarning):  # real ones
         warnings.warn(STRIDES.format(3), stacklevel=1)
-
-
-def test_matplotlib_needs_no_home():
-    command = [sys.executable, "-c", f"{START}    import matplotlib.figure"]
-    environment = {**os.environ, "HOME": os.devnull, "XDG_CONFIG_HOME": os.devnull}
-    environment.pop("MPLCONFIGDIR", None)
-    result = subprocess.run(command, env=environment, capture_output=True, check=True)
-    assert not result.stdout + result.stderr

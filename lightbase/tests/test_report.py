@@ -26,7 +26,7 @@ from torchmetrics.classification import (
 )
 from written import checkpoint_file
 
-from lightbase.commands.evaluate import intervals
+from lightbase.model.intervals import intervals
 
 evaluate = script("evaluate").main
 

@@ -95,15 +95,6 @@ def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys):
         assert [f"{row['name']}/{row['version']}" for row in rows] == chosen
 
 
-def test_a_narrow_terminal_cuts_the_lines(root, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    call(root)
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert {len(line) for line in lines} == {40}
-    assert last == "… columns do not fit: `| less -S` shows them"
-
-
 def test_mistakes(root, tmp_path, capsys):
     assert f"run * below {tmp_path}/none" in refused(capsys, tmp_path / "none")
     assert "no run mpl below" in refused(capsys, root, "mpl")

@@ -12,8 +12,7 @@ from paths import HERE, TINY, fails, script
 from PIL import Image
 from written import checkpoint_file, equal, weights
 
-from lightbase.commands.arguments import evaluate, export, predict
-from lightbase.commands.script import print_traceback
+from lightbase.commands.flags import evaluate_flags, export_flags, predict_flags
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
 from lightbase.data.images import read_image
@@ -40,11 +39,11 @@ def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_p
 
 
 def test_files_may_stand_between_flags(tmp_path: Path) -> None:
-    words = ["a.png", "--data.flip", "true", "b.png", "--trainer.x=1", "--data.flip=2"]
+    words = ["a.png", "--data.flip", "true", "b.png", "--data.flip=2", "c.png"]
     (tmp_path / "x.ckpt").touch()
-    options, flags = predict().read(["--ckpt_path", f"{tmp_path}/x.ckpt", *words])
-    assert [*map(str, options.files)] == ["a.png", "b.png"]
-    assert flags == ["--data.flip=2", "--trainer.x=1"]
+    options = predict_flags(["--ckpt_path", f"{tmp_path}/x.ckpt", *words])
+    assert [*map(str, options.files)] == ["a.png", "b.png", "c.png"]
+    assert options.others == ["--data.flip=true", "--data.flip=2"]
 
 
 def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, capsys):
@@ -60,9 +59,11 @@ def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, c
     root = f"--trainer.default_root_dir={tmp_path}"
 
     def named(text: str) -> Path:
-        parsers = (evaluate(), predict(), export())
         words = [root, "--ckpt_path", text]
-        (path,) = {parser.read(words)[0].ckpt_path for parser in parsers}
+        (path,) = {
+            read(words).ckpt_path
+            for read in (evaluate_flags, predict_flags, export_flags)
+        }
         return path
 
     assert named("mlp/version_2") == files[0]
@@ -168,17 +169,3 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     back = ["scontrol requeue 7"] * requeued
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == [started, *back, f"{started} --ckpt_path last", *back]
-
-
-def test_a_traceback_ends_in_the_users_file(capsys, monkeypatch):
-    def printed() -> str:
-        with pytest.raises(RuntimeError) as caught:
-            torch.nn.Linear(2, 1)(torch.zeros(3, 5))
-        print_traceback(caught.type, caught.value, caught.tb)
-        return capsys.readouterr().err
-
-    assert __file__ in printed()
-    assert "linear.py" not in printed()
-    assert printed().splitlines()[-1].startswith("RuntimeError: ")
-    monkeypatch.setenv("LIGHTBASE_TRACEBACK", "1")
-    assert "linear.py" in printed()

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import yaml
-from paths import fails
+from paths import fails, script
 from written import checkpoint
 
 from lightbase.commands.seeds import read_seeds
-from lightbase.compare import runs
 
+runs = script("runs")
 SHORT = "--trainer.limit_train_batches 3 --trainer.max_epochs 1"
 
 

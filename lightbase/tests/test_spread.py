@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from lightbase.commands.spread import difference, spread
+from lightbase.commands.seeds import difference, spread
 
 FIRST = {1: 0.50, 2: 0.60, 3: 0.55}
 SECOND = {1: 0.52, 2: 0.63, 3: 0.58}

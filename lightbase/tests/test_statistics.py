@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import classification as tc
 from torchmetrics import regression as tr
 
-from lightbase.commands.evaluate import interval, wilson
+from lightbase.model.intervals import interval, wilson
 from lightbase.model.metrics import (
     Accumulator,
     collection,

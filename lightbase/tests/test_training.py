@@ -415,17 +415,6 @@ def test_sigterm_to_all_processes_of_a_command_keeps_the_state(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.linux
-def test_ctrl_c_while_torch_is_imported_has_no_traceback(tmp_path: Path) -> None:
-    with begin(tmp_path) as process:
-        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30) == ("", "Stopped by Ctrl-C\n")
-    assert process.returncode == 130
-
-
-@pytest.mark.slow
-@pytest.mark.linux
 def test_a_training_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
     with begin(tmp_path, "--trainer.enable_progress_bar", "true") as process:
         assert process.stdout.readline()

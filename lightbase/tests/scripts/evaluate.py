@@ -1,9 +1,6 @@
 """Test a checkpoint again: python scripts/evaluate.py --ckpt_path FILE"""
 
-from lightbase.commands.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.evaluate import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("commands.evaluate")

@@ -1,10 +1,7 @@
 """Write a trained network for other programs: python scripts/export.py --ckpt_path
 FILE"""
 
-from lightbase.commands.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.export import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("commands.export")

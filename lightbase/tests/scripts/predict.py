@@ -1,9 +1,6 @@
 """Predict for image files: python scripts/predict.py --ckpt_path FILE IMAGE ..."""
 
-from lightbase.commands.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.predict import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("commands.predict")

@@ -1,9 +1,6 @@
 """Show runs side by side: python scripts/runs.py"""
 
-from lightbase.commands.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.compare.runs import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("compare.runs")

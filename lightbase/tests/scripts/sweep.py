@@ -1,9 +1,6 @@
 """Search the flags of train.py: python scripts/sweep.py --search model.lr=0.001,0.01"""
 
-from lightbase.commands.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.compare.sweep import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("compare.sweep")

@@ -4,10 +4,7 @@ python scripts/train.py
 python scripts/train.py --config configs/mnist_mlp.yaml --model.lr 0.002 --name try2
 """
 
-from lightbase.commands.script import starting
-
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.train import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("commands.train")

@@ -1,10 +1,9 @@
-"""Find a batch size and a learning rate: python scripts/tune.py --config
-configs/default.yaml"""
+"""Find a batch size and a learning rate.
 
-from lightbase.commands.script import starting
+python scripts/tune.py --config configs/mnist_mlp.yaml
+"""
 
-with starting(__file__, default_model="example.classifier.Classifier"):
-    from lightbase.commands.tune import main
+from lightbase.commands.script import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("commands.tune")

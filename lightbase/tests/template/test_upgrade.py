@@ -90,6 +90,7 @@ def test_a_project_of_version_0_3_takes_todays_library(tmp_path: Path) -> None:
             "[tool.pytest.ini_options]\n",
             f"[tool.pytest.ini_options]\n{key} = {value}\n",
         )
+    text += f'\n[tool.lightbase]\ndefault_model = "{PACKAGE}.classifier.Classifier"\n'
     settings.write_text(text)
     for name in ("classifier", "regressor"):
         file = project / PACKAGE / f"{name}.py"
