@@ -428,7 +428,7 @@ def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
         if value != options.get(name):
             raise UserError(
                 f"{type(model).__name__} has the {name} {options.get(name)}: a resume "
-                f"goes on with {value}; leave --ckpt_path out",
+                f"keeps {value}; leave --ckpt_path out",
                 status=2,
             )
 
