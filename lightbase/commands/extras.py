@@ -10,6 +10,7 @@ import sys
 from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeInt
+from lightning import Callback
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
@@ -17,16 +18,13 @@ from lightbase.commands.script import is_interactive
 from lightbase.config.parser import EXPLAINERS, EXTRA_FLAGS, explain_mistake
 from lightbase.config.spec import RunSpec, as_list
 from lightbase.run.devices import DataParallelStrategy
-from lightbase.run.fit import Extra
 from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
-from lightbase.watch.dry_run import DryRun
 from lightbase.watch.environment import EnvironmentFile
 from lightbase.watch.figures import PredictionFigures
-from lightbase.watch.loggers import OpenLoggers
+from lightbase.watch.loggers import LoggedSettings
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
 from lightbase.watch.step_timer import StepTimer, advice
 from lightbase.watch.stop_on_nan import StopOnNan
-from lightbase.watch.validated import ValidatedWeights
 
 EXTRA_FLAGS[:] = [
     ("try_network", bool, True),
@@ -45,14 +43,14 @@ def register_strategies() -> None:
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
 
-def make_extras(spec: RunSpec) -> list[Extra]:
+def make_extras(spec: RunSpec) -> list[Callback]:
     """Return the extras of a training, in the order in which their methods are called.
     They only watch: the weights are the same without them.
 
     spec: The record of the run. Its flags say which extras are used.
     """
     config = spec.config
-    extras: list[Extra] = [DryRun(), ValidatedWeights(), EnvironmentFile()]
+    extras: list[Callback] = [EnvironmentFile()]
     if config.stop_on_nan:
         extras.append(StopOnNan())
     extras.append(PredictionFigures(config.figures_every_n_epochs))
@@ -60,10 +58,10 @@ def make_extras(spec: RunSpec) -> list[Extra]:
         extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
-    return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
+    return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings()]
 
 
-def progress_bar(spec: RunSpec) -> list[Extra]:
+def progress_bar(spec: RunSpec) -> list[Callback]:
     """Return the progress bar of a run, in a list, or an empty list.
 
     --trainer.enable_progress_bar decides. Without this flag there is a bar in a

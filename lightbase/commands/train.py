@@ -25,6 +25,8 @@ from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
 from lightbase.setup.resume import check_restart, find_restart, resumed_spec
+from lightbase.watch.dry_run import dry_run
+from lightbase.watch.loggers import open_loggers
 
 REPEATS = [repeat_with_seeds]
 """Functions that train several times if the arguments ask for it. Otherwise they return
@@ -111,7 +113,9 @@ def train(
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
-        metrics, trainer = fit.train(spec, model, data, make_extras(spec))
+        metrics, trainer = fit.train(
+            spec, model, data, dry_run, open_loggers, make_extras(spec)
+        )
         text = advice_after(trainer)
     if text:
         say(f"Advice: {text}")

@@ -5,7 +5,6 @@ Lightning restores. Nothing is changed in the config: the user adds the suggeste
 to the next command.
 """
 
-import contextlib
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -25,7 +24,7 @@ from lightbase.run.checkpoint import AtomicCheckpointIO
 from lightbase.run.devices import check_one_device
 from lightbase.run.fit import make_trainer
 from lightbase.run.folder import make_version, root_folder
-from lightbase.watch.dry_run import DryRun
+from lightbase.watch.dry_run import dry_run
 
 RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""
@@ -52,9 +51,7 @@ def main(args: arguments.Args = None) -> list[str]:
         spec.trainer["callbacks"] = None  # they would stop the training, or save
         if isinstance(model, BaseModule):
             model.scheduler = None  # the finder has its own
-        extras = [DryRun()]
-        for extra in extras:
-            extra.before_run(spec, model, data)
+        dry_run(spec, model, data)
         folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
         finders = make_finders(options, data)
         trainer = make_trainer(
@@ -72,13 +69,10 @@ def main(args: arguments.Args = None) -> list[str]:
             num_sanity_val_steps=0,
             check_val_every_n_epoch=1_000_000,
         )
-        with contextlib.ExitStack() as stack:
-            for extra in extras:
-                stack.enter_context(extra.around_run(spec, model, None))
-            try:
-                trainer.fit(model, data)
-            except MisconfigurationException as error:
-                raise UserError(first_line(error), "see --find") from error
+        try:
+            trainer.fit(model, data)
+        except MisconfigurationException as error:
+            raise UserError(first_line(error), "see --find") from error
         suggested = []
         if "batch_size" in finders:
             suggested += [

@@ -5,23 +5,29 @@ renamed. Reading a file runs no code of the file: the result holds tensors and p
 values only, and the checksum of each record must be right.
 
 `RunCheckpoint` decides when a file is written, `AtomicCheckpointIO` writes it, and
-`load_checked` reads it.
+`load_checked` reads it. `AverageFollows` and `ValidatedWeights` are about the weights
+of best.ckpt: a validation has measured them.
 """
 
 import copy
 import io
 import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from lightbase.compat import follow_until_averaged
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import write_whole
 from lightbase.config.spec import as_plain
@@ -40,12 +46,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     file with the final name is always complete. Lightning's class may copy the file to
     its final name. A crash during the copy would leave an incomplete file.
 
-    checks: Functions that get what best.ckpt would hold, before it is written.
+    validated: Checks the weights of best.ckpt before it is written, unless None.
     """
 
-    def __init__(self, checks: Sequence[Callable[[dict[str, Any]], None]] = ()) -> None:
-        super().__init__()
-        self.checks = checks
+    validated: "ValidatedWeights | None" = None
 
     def save_checkpoint(
         self, checkpoint: Any, path: Any, storage_options: Any = None
@@ -61,9 +65,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 # for a person who reads the file: runs are rebuilt from their config
                 checkpoint[key] = as_plain(checkpoint[key])
         path = Path(path)
-        if path.name == "best.ckpt":
-            for check in self.checks:
-                check(checkpoint)
+        if self.validated and path.name == "best.ckpt":
+            self.validated.check(checkpoint)
         buffer = io.BytesIO()
         torch.save(from_gpu(checkpoint), buffer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +170,19 @@ class RunCheckpoint(ModelCheckpoint):
                 2,
             )
 
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if the sanity check has not logged the metric of --monitor.
+        Lightning alone would find it only at the end of the first epoch."""
+        names = trainer.callback_metrics
+        # Lightning keeps no values of several loaders here
+        has_one_loader = len(trainer.num_sanity_val_batches) == 1
+        if self.monitor and has_one_loader and self.monitor not in names:
+            raise UserError(
+                f"--monitor {self.monitor!r} is not among the metrics of a validation: "
+                f"{', '.join(names)}",
+                status=2,
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the state of a checkpoint needs no other one."""
         super().on_train_start(trainer, pl_module)
@@ -265,3 +281,75 @@ class RunCheckpoint(ModelCheckpoint):
         if not path:
             return ""
         return str(Path(str(self.dirpath), Path(path).name))
+
+
+class AverageFollows(Callback):
+    """Before the first update of a WeightAveraging, lets validations, checkpoints and
+    the end of the training take the weights that train. Lightning must call it before
+    the WeightAveraging."""
+
+    def follow(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+        """Copy the weights, unless the first update comes at the end of this epoch:
+        after the validation, which would measure other weights."""
+        for callback in trainer.callbacks:
+            is_average = isinstance(callback, WeightAveraging)
+            if is_average and not callback.should_update(
+                epoch_idx=trainer.current_epoch
+            ):
+                follow_until_averaged(callback, pl_module)
+
+    on_validation_epoch_start = on_train_end = follow
+    on_save_checkpoint = follow  # type: ignore[assignment]
+
+
+class ValidatedWeights(Callback):
+    """Compares the weights in best.ckpt with the weights that the validation has
+    measured. They differ if a callback such as ModelPruning changes them in between.
+
+    Lightning must call it before other callbacks. WeightAveraging validates averaged
+    weights and puts the others back when the validation ends.
+
+    step: The number of optimizer steps at the newest validation, -1 before it.
+    measured: The `fingerprints` of the weights in this validation.
+    """
+
+    step = -1
+    measured: dict[str, Tensor] = {}
+
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        self.step = trainer.global_step
+        self.measured = fingerprints(pl_module.state_dict())
+
+    def check(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError if the weights of a checkpoint differ from the weights that
+        were validated after the same step."""
+        if self.step != checkpoint["global_step"]:
+            return
+        saved = fingerprints(checkpoint["state_dict"])
+        saved, measured = to_host((saved, self.measured))
+        if any(saved[name] != measured[name] for name in saved.keys() & measured):
+            raise UserError(
+                "a callback or the model changes the weights between a validation and "
+                "best.ckpt, which would hold others than were measured",
+                "change them after optimizer steps, in on_train_batch_end, or use "
+                "--monitor null",
+            )
+
+
+def fingerprints(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return {name: int64 ()}: the sum of all bytes, for each tensor of floating-point
+    numbers. Sums of integers are exact, so they do not depend on the layout in memory
+    or on the device. Nothing waits for a GPU.
+
+    state: A state_dict. Parameters of lazy modules have no values before the first
+        batch, and are left out.
+    """
+    sums = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or is_lazy(value):
+            continue
+        if value.is_floating_point():
+            sums[name] = value.detach().flatten().view(torch.uint8).sum()
+    return sums

@@ -1,22 +1,13 @@
-"""A training, from the record of the run to its test result.
+"""A training, from its settings to the result of its test.
 
-Read `train` first. It lets the extras check what can be checked without a folder, makes
-the folder and the callbacks, opens the loggers, makes the Trainer, and calls
-`fit_and_test`. A run can end early by a mistake of the user, a full disk or a signal:
-`end_early` and `short_endings` handle this.
-
-The test of a checkpoint, and the lines that report it.
-
-Read `run_test` first. train.py calls it after the training, with the path of the best
-checkpoint. evaluate.py calls it with weights that are loaded already.
-
-The base class of the extras, the parts that a training can do without.
+Read `train` first: it shows a training from start to end. `fit_and_test` and `run_test`
+follow, then the callbacks and the Trainer of a run.
 """
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -49,7 +40,12 @@ from lightbase.config.tables import as_text
 from lightbase.model.curves import RunFolder, is_of_class
 from lightbase.model.module import BaseModule
 from lightbase.model.monitor import Monitor, choose_monitor
-from lightbase.run.checkpoint import AtomicCheckpointIO, RunCheckpoint
+from lightbase.run.checkpoint import (
+    AtomicCheckpointIO,
+    AverageFollows,
+    RunCheckpoint,
+    ValidatedWeights,
+)
 from lightbase.run.devices import (
     check_devices,
     describe_devices,
@@ -67,7 +63,6 @@ from lightbase.run.state import (
     state_errors,
 )
 from lightbase.run.stops import (
-    AverageFollows,
     Patience,
     StopOnSignal,
     StopWithoutLoss,
@@ -75,41 +70,13 @@ from lightbase.run.stops import (
 )
 
 
-class Extra(Callback):
-    """A callback with three more methods, which `lightbase.run.fit.train` calls. It
-    only watches: the weights are the same without it.
-
-    is_first: Whether Lightning calls it before all other callbacks.
-    """
-
-    is_first = False
-
-    def before_run(
-        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
-    ) -> None:
-        """Check what can be checked before the run has a folder. Only the first process
-        (rank 0) calls this. Raise UserError for a mistake of the user."""
-
-    def around_run(
-        self, spec: RunSpec, model: LightningModule, run: Run | None
-    ) -> AbstractContextManager[Sequence[Logger]]:
-        """Return a context around the training and the test. Its value is a list of the
-        loggers that are open within it.
-
-        run: The run's folder, or None in a process that writes nothing.
-        """
-        return nullcontext(())
-
-    def check_best(self, checkpoint: dict[str, Any]) -> None:
-        """Raise UserError if `checkpoint`, which Lightning is about to save as
-        best.ckpt, must not be written."""
-
-
 def train(
     spec: RunSpec,
     model: LightningModule,
     data: LightningDataModule,
-    extras: Sequence[Extra] = (),
+    dry_run: Callable[[RunSpec, LightningModule, LightningDataModule], None],
+    open_loggers: Callable[[RunSpec, Run | None], AbstractContextManager[list[Logger]]],
+    watching: Sequence[Callback] = (),
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
@@ -117,42 +84,43 @@ def train(
     fast_dev_run, no process does. The folder is made as late as possible, so that a
     wrong setting leaves no folder behind. It is locked until this function ends.
 
-    spec, model, data: As `lightbase.setup.build.build` has made them.
-    extras: They watch the training and do not change it. Without the extra that opens
-        loggers, the run has no curves.
-    Raises UserError for a mistake of the user, and Stopped after a signal.
+    Args:
+        spec, model, data: The result of `lightbase.setup.build.build`.
+        dry_run: Tries the parts of the run. Only the first process calls it.
+        open_loggers: Returns a context in which the run's loggers are open. It gets
+            None in a process that writes nothing.
+        watching: Callbacks that do not change the training.
+
+    Raises:
+        UserError: For a mistake of the user.
+        Stopped: After a signal.
     """
     config = spec.config
     root = root_folder(config)
     check_devices(config.trainer)
     if rank() == 0:
-        for extra in extras:
-            extra.before_run(spec, model, data)
+        dry_run(spec, model, data)
     monitor = choose_monitor(config, model, data)
     run = None
-    if rank() == 0 and not config.trainer.fast_dev_run:  # others write nothing
+    if rank() == 0 and not config.trainer.fast_dev_run:
         run = Run(root, config.name, spec.folder)
     try:
         folder = root
         if run:
             folder = run.checkpoints
-        first = [extra for extra in extras if extra.is_first]
-        others = [extra for extra in extras if not extra.is_first]
-        callbacks = make_callbacks(spec, folder, run, monitor, others)
-        with ExitStack() as stack, short_device_errors():
-            loggers: list[Logger] = []
-            for extra in extras:
-                loggers += stack.enter_context(extra.around_run(spec, model, run))
-            checks = []
-            if monitor:  # without one, no validation has measured best.ckpt
-                checks = [extra.check_best for extra in extras]
+        callbacks = make_callbacks(spec, folder, run, monitor, watching)
+        validated = ValidatedWeights()
+        checkpoint_io = AtomicCheckpointIO()
+        if monitor:  # without one, no validation has measured best.ckpt
+            checkpoint_io.validated = validated
+        with short_device_errors(), open_loggers(spec, run) as loggers:
             trainer = make_trainer(
                 spec,
                 model,
                 callbacks,
-                first=[AverageFollows(), *first],
+                first=[AverageFollows(), validated],
                 logger=loggers or False,
-                plugins=[AtomicCheckpointIO(checks)],
+                plugins=[checkpoint_io],
             )
             metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
@@ -399,7 +367,7 @@ def make_callbacks(
     folder: Path,
     run: Run | None,
     monitor: Monitor | None,
-    extras: Sequence[Callback],
+    watching: Sequence[Callback],
 ) -> list[Callback]:
     """Build the callbacks of a run, in the order in which Lightning calls them, and
     write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
@@ -409,7 +377,7 @@ def make_callbacks(
         the first one.
     run: The run's folder, or None in a process that writes nothing.
     monitor: The metric that compares epochs, or None. Patience needs it.
-    extras: Callbacks that watch the training and do not change it.
+    watching: Callbacks that do not change the training.
     Raises UserError if the config has a callback that does not go with a run, or if it
     cannot be read again from YAML.
     """
@@ -426,8 +394,8 @@ def make_callbacks(
         StopOnSignal(),
         StopWithoutLoss(),
         RunFolder(run.folder if run else None),
-        RunRecorder(values, text, run),  # before the extras, which show its history
-        *extras,
+        RunRecorder(values, text, run),  # before EpochLines, which shows its history
+        *watching,
     ]
     if monitor and config.patience is not None:
         callbacks.append(

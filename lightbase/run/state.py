@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
@@ -40,9 +41,10 @@ from lightbase.compat import (
     skip_ended_epoch,
     step_plateau_schedulers,
 )
-from lightbase.config.errors import UserError, first_line, raised_at
+from lightbase.config.errors import UserError, first_line, raised_at, say
 from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
+from lightbase.data.batches import ResumableLoader
 from lightbase.model.curves import gather
 from lightbase.model.module import BaseModule, has_named_optimizer
 from lightbase.model.optim import (
@@ -251,8 +253,17 @@ class WholeEpochs(Callback):
                 counts["processed"] -= 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the next epoch if the checkpoint was written at the end of an epoch."""
+        """Begin the next epoch if the checkpoint was written at the end of an epoch.
+        Print a line if the loaders cannot resume."""
         skip_ended_epoch(trainer)
+        loaders = CombinedLoader(trainer.train_dataloader).flattened
+        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            say(
+                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
+                "other weights; several processes may count samples twice, and each "
+                "trains on all of an IterableDataset"
+            )
 
 
 class PlateauFirst(Checkpoint):

@@ -1,8 +1,8 @@
-"""The callbacks of a run, and the ways in which a training ends early.
+"""The callbacks that end a training early: after a signal, without a loss, or when
+patience is used up.
 
-Read `make_callbacks` first, which lists the callbacks in their order. `StopWithoutLoss`
-and `StopOnSignal` end a training. With several processes, all of them have to end at
-the same step: a process that waits for another one would wait forever.
+With several processes, all of them have to end at the same step: a process that waits
+for another one would wait forever.
 """
 
 import functools
@@ -12,38 +12,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.compat import (
     batch_index,
     call_between_steps,
-    follow_until_averaged,
     leave_out_signals,
     quiet_lightning,
     started_processes,
 )
 from lightbase.config.errors import UserError
 from lightbase.run.signals import SIGNALS
-
-
-class AverageFollows(Callback):
-    """Before the first update of a WeightAveraging, lets validations, checkpoints and
-    the end of the training take the weights that train. It has to be called before
-    the WeightAveraging."""
-
-    def follow(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        """Copy the weights, unless the first update comes at the end of this epoch:
-        after the validation, which would measure other weights."""
-        for callback in trainer.callbacks:
-            is_average = isinstance(callback, WeightAveraging)
-            if is_average and not callback.should_update(
-                epoch_idx=trainer.current_epoch
-            ):
-                follow_until_averaged(callback, pl_module)
-
-    on_validation_epoch_start = on_train_end = follow
-    on_save_checkpoint = follow  # type: ignore[assignment]
 
 
 class StopWithoutLoss(Callback):

@@ -141,15 +141,10 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         ("--model plain.PlainModule", "names no data"),
         ("--model Clasifier", "model 'Clasifier' cannot be imported"),
         (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
-        (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "the loss CTCLoss"),
         (
             f"{ON_TINY} --model.criterion torch.nn.CrossEntropyLoss "
             "--model.criterion.reduction none",
             "no single number",
-        ),
-        (
-            f"{ON_TINY} --model.criterion timm.loss.SoftTargetCrossEntropy",
-            "the loss SoftTargetCrossEntropy",
         ),
         (
             f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",

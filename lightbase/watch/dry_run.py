@@ -1,7 +1,8 @@
 """The dry run: a mistake is found before a run has a folder.
 
-`DryRun` loads the data, and tries the network and the optimizer. Without it, the same
-mistakes end a training later, with longer errors.
+`dry_run` loads the data, and tries the network and the optimizer. Without it, the same
+mistakes end a training later, with longer errors. The metric of --monitor and the loss
+are checked in the training.
 """
 
 import inspect
@@ -13,10 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -28,7 +27,6 @@ from lightbase.config.errors import UserError, first_line, is_users, say
 from lightbase.config.spec import RunSpec
 from lightbase.data.batches import (
     DatasetSamples,
-    ResumableLoader,
     for_network,
     inputs_of,
     targets_of,
@@ -50,9 +48,7 @@ from lightbase.run.devices import (
     parse_devices,
     short_device_errors,
 )
-from lightbase.run.fit import Extra, has_test
-from lightbase.run.folder import Run
-from lightbase.run.record import best_callback
+from lightbase.run.fit import has_test
 
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
 """Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
@@ -64,102 +60,31 @@ RANDOM_TRANSFORM = re.compile(
 
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
-FIT_LOSS = (
-    "cross-entropy takes outputs (N, C) and class numbers int64 (N,) from 0 to C - 1 "
-    "(argmax(1) of one-hot targets, targets[:, 0] of (N, 1)); most other losses take "
-    "both in one shape"
-)
-"""What to do about a loss that cannot take outputs and targets."""
 
+@short_device_errors()
+def dry_run(spec: RunSpec, model: LightningModule, data: LightningDataModule) -> None:
+    """Load weights and data, and try network and optimizer.
 
-class DryRun(Extra):
-    """Tries the parts of a run before the run. What cannot be tried is checked in the
-    training: the loss, and the metric of --monitor."""
+    Of a plain LightningModule only `training_step` is checked; a plain
+    LightningDataModule is not checked.
 
-    @short_device_errors()
-    def before_run(
-        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
-    ) -> None:
-        """Load weights and data, and try network and optimizer.
-
-        A mistake is found here, before the run has a folder. Of a plain LightningModule
-        only `training_step` is checked; a plain LightningDataModule is not checked.
-
-        Raise UserError with the way out.
-        """
-        config = spec.config
-        check_returns(model, data)
-        if config.trainer.limit_train_batches == 0:
-            say("trainer.limit_train_batches 0: nothing is trained")
-        check_combinations(model, config.trainer)
-        if isinstance(model, BaseModule):
-            model.prepare_weights()
-        if isinstance(data, BaseDataModule):
-            load_data(data, with_test=has_test(model, data))
-            if config.try_network:
-                try_network(model, data, config.trainer)
-        # A step of torch's Adam starts CUDA even on the CPU, and a process that forks
-        # must not start it.
-        if has_named_optimizer(model) and not forks_processes(config.trainer):
-            try_schedule(model)
-
-    @contextmanager
-    def around_run(
-        self, spec: RunSpec, model: LightningModule, run: Run | None
-    ) -> Iterator[list[Logger]]:
-        """Within this context, turn an error in a loss of a package into a UserError:
-        the loss does not go with the outputs of the network and the targets of the
-        data.
-        """
-        criterion = getattr(model, "criterion", ())
-        problem = f"the loss {type(criterion).__name__} cannot take outputs and targets"
-        with short_misfits(criterion, problem, FIT_LOSS):
-            yield []
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print a line if the loaders cannot resume, and if a schedule by epochs would
-        never step."""
-        loaders = CombinedLoader(trainer.train_dataloader).flattened
-        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
-            data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            say(
-                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
-                "other weights; several processes may count samples twice, and each "
-                "trains on all of an IterableDataset"
-            )
-        intervals = [config.interval for config in trainer.lr_scheduler_configs]
-        num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
-        if "epoch" in intervals and 0 < trainer.max_steps < num_steps:
-            say(
-                f"trainer.max_steps {trainer.max_steps} ends the first epoch, so a "
-                "schedule by epochs never steps; --model.scheduler_interval step does"
-            )
-
-    def on_before_backward(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
-    ) -> None:
-        """Raise UserError for a loss that cannot train."""
-        if not loss.requires_grad:
-            raise UserError(
-                f"the loss that {type(pl_module).__name__} returns has no gradient, so "
-                "nothing would train",
-                "detach(), argmax(), numpy() and torch.no_grad() leave none",
-            )
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if the sanity check has not logged the metric of --monitor.
-        Lightning alone would find it only at the end of the first epoch."""
-        best = best_callback(trainer)
-        # Lightning keeps no values of several loaders here
-        if not best or not best.monitor or len(trainer.num_sanity_val_batches) != 1:
-            return
-        names = trainer.callback_metrics
-        if best.monitor not in names:
-            raise UserError(
-                f"--monitor {best.monitor!r} is not among the metrics of a validation: "
-                f"{', '.join(names)}",
-                status=2,
-            )
+    Raise UserError with the way out.
+    """
+    config = spec.config
+    check_returns(model, data)
+    if config.trainer.limit_train_batches == 0:
+        say("trainer.limit_train_batches 0: nothing is trained")
+    check_combinations(model, config.trainer)
+    if isinstance(model, BaseModule):
+        model.prepare_weights()
+    if isinstance(data, BaseDataModule):
+        load_data(data, with_test=has_test(model, data))
+        if config.try_network:
+            try_network(model, data, config.trainer)
+    # A step of torch's Adam starts CUDA even on the CPU, and a process that forks
+    # must not start it.
+    if has_named_optimizer(model) and not forks_processes(config.trainer):
+        try_schedule(model)
 
 
 def check_returns(model: LightningModule, data: LightningDataModule) -> None:

@@ -8,12 +8,11 @@ import sys
 import time
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 
 from lightbase.config.errors import first_line
 from lightbase.config.paths import PROJECT
 from lightbase.run.devices import describe_devices, devices_of
-from lightbase.run.fit import Extra
 from lightbase.run.record import recorder_of
 
 PACKAGES = (
@@ -29,7 +28,7 @@ PACKAGES = (
 """Packages whose versions are written into environment.txt."""
 
 
-class EnvironmentFile(Extra):
+class EnvironmentFile(Callback):
     """Adds a part to environment.txt when a training starts."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

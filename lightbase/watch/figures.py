@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from lightning import Callback
 from lightning.pytorch.utilities import CombinedLoader, move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.axes import Axes
@@ -51,7 +52,6 @@ from lightbase.model.predictions import (
     confusion,
     task_of,
 )
-from lightbase.run.fit import Extra
 
 NUM_COLUMNS = 5  # of a grid
 
@@ -62,7 +62,7 @@ NUM_MASKS = 10  # in a picture
 NUM_POINTS = 5000  # in a plot of predicted numbers
 
 
-class PredictionFigures(Extra):
+class PredictionFigures(Callback):
     """Draws pictures for the loggers, with tags that begin with view/. They need a
     BaseDataModule and a BaseModule.
 

@@ -1,7 +1,7 @@
 """The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger.
 
-`make_loggers` makes them, with arguments that follow from the folder of the run.
-`OpenLoggers` opens them for a run, and writes the hyperparameters into them.
+`open_loggers` is a context for a run; `make_loggers` makes the loggers, with arguments
+that follow from the folder of the run. `LoggedSettings` writes the hyperparameters.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import (
     Logger,
     MLFlowLogger,
@@ -29,7 +29,6 @@ from lightbase.config.files import relative_to_cwd
 from lightbase.config.names import WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec, arguments, as_list, entries
-from lightbase.run.fit import Extra
 from lightbase.run.folder import Run, root_folder
 from lightbase.run.record import recorder_of
 from lightbase.setup.build import instantiate
@@ -56,31 +55,30 @@ class RunTensorBoard(TensorBoardLogger):
         super().log_metrics(tags, step)
 
 
-class OpenLoggers(Extra):
-    """Opens the loggers of a run. Writes the hyperparameters into them when a training
-    starts, and the points of the curves to disk."""
+@contextmanager
+def open_loggers(spec: RunSpec, run: Run | None) -> Iterator[list[Logger]]:
+    """Within this context, the loggers of a run are open. At its end, the run at W&B
+    ends, with status 1 after an error. Otherwise the next run of the same process would
+    continue it.
+
+    Raise UserError if a logger cannot start, see `make_loggers`.
+    """
+    loggers = make_loggers(spec, run)
+    status = 1
+    try:
+        yield loggers
+        status = 0
+    finally:
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(status)
+
+
+class LoggedSettings(Callback):
+    """Writes the hyperparameters into the loggers when a training starts, and the
+    points of the curves to disk at the end of each epoch."""
 
     first_step = 0  # of this start in the run's folder
-
-    @contextmanager
-    def around_run(
-        self, spec: RunSpec, model: LightningModule, run: Run | None
-    ) -> Iterator[list[Logger]]:
-        """Within this context, the loggers of a run are open. At its end, the run at
-        W&B ends, with status 1 after an error. Otherwise the next run of the same
-        process would continue it.
-
-        Raise UserError if a logger cannot start, see `make_loggers`.
-        """
-        loggers = make_loggers(spec, run)
-        status = 1
-        try:
-            yield loggers
-            status = 0
-        finally:
-            for logger in loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.experiment.finish(status)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from lightning import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from lightbase.compat import batch_index
 from lightbase.model.curves import is_of_class
 from lightbase.run.checkpoint import RunCheckpoint
-from lightbase.run.fit import Extra
 from lightbase.run.record import best_callback, recorder_of
 
 REST_WIDTH = 23  # of a row beside the metrics: 99/1000, 9999.9 s and the mark
@@ -24,7 +24,7 @@ REST_WIDTH = 23  # of a row beside the metrics: 99/1000, 9999.9 s and the mark
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
 
 
-class EpochLines(Extra):
+class EpochLines(Callback):
     """Prints a table with a row for each epoch: the metrics with four significant
     digits, and the seconds since the row before or since the start. Validations and
     checkpoints are part of this time. The best epoch so far is marked.
@@ -96,7 +96,7 @@ def epoch_text(trainer: Any) -> str:
     return text
 
 
-class TrainingProgressBar(Extra, TQDMProgressBar):
+class TrainingProgressBar(TQDMProgressBar):
     """Lightning's progress bars, which vanish at their end. The lines of the epochs
     stay.
 
