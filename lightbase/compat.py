@@ -271,11 +271,12 @@ def skip_ended_epoch(trainer: Any) -> None:
         loop.epoch_loop.restarting = False
 
 
-def step_plateau_schedulers(trainer: Any) -> None:
-    """Step the schedules of an epoch that watch a metric. Lightning does it after it
-    has written the epoch's checkpoint. Only the loop has a function for it."""
+def step_schedulers(trainer: Any, interval: str) -> None:
+    """Step the schedules that have this interval, by Lightning's rules. It does so
+    itself for "step" and "epoch", after it has written the epoch's checkpoint. Only the
+    loop has a function for it."""
     trainer.fit_loop.epoch_loop.update_lr_schedulers(
-        "epoch", update_plateau_schedulers=True
+        interval, update_plateau_schedulers=True
     )
 
 

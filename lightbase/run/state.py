@@ -13,7 +13,6 @@ not fit the objects that are there now.
 
 import contextlib
 import random
-import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ from lightbase.compat import (
     resumes_within_epoch,
     saved_epochs,
     skip_ended_epoch,
-    step_plateau_schedulers,
+    step_schedulers,
 )
 from lightbase.config.errors import UserError, first_line, raised_at, say
 from lightbase.config.spec import as_plain
@@ -279,40 +278,25 @@ class PlateauFirst(Checkpoint):
     resumed: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the schedules, keep their frequencies (in epochs), and stop Lightning
-        from stepping them."""
-        self.frequencies = [
-            (config, config.frequency)
-            for config in trainer.lr_scheduler_configs
-            if config.reduce_on_plateau and config.interval == "epoch"
-        ]
-        self.switch_off()
-
-    def switch_off(self) -> None:
-        """Set a frequency that no training reaches, so that Lightning never steps the
-        schedules."""
-        for config, _ in self.frequencies:
-            config.frequency = sys.maxsize
+        """Give the schedules an interval at which Lightning steps none. Callbacks such
+        as LearningRateMonitor know "any", too."""
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and config.interval == "epoch":
+                config.interval = "any"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Step the schedules, unless the epoch was cut short. Their frequencies are
-        restored for this step only."""
-        if not is_epoch_over(trainer):
-            return
-        for config, frequency in self.frequencies:
-            config.frequency = frequency
-        step_plateau_schedulers(trainer)
-        self.switch_off()
+        """Step the schedules, unless the epoch was cut short."""
+        if is_epoch_over(trainer):
+            step_schedulers(trainer, "any")
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Save the values that the schedules watch. A validation in the middle of an
         epoch may have measured them, and a resume does not measure them again."""
-        watched = checkpoint["watched"] = {}
-        for config, _ in self.frequencies:
-            if config.monitor in trainer.callback_metrics:
-                watched[config.monitor] = trainer.callback_metrics[config.monitor]
+        names = {config.monitor for config in trainer.lr_scheduler_configs}
+        metrics = trainer.callback_metrics
+        checkpoint["watched"] = {x: metrics[x] for x in metrics if x in names}
 
     def on_load_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
