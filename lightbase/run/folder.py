@@ -61,9 +61,10 @@ class Run:
             ) from error
 
     def close(self) -> None:
-        """Release the lock of the folder."""
-        self.lock.release()
+        """Release the lock of the folder. The file is removed before, because another
+        process may take the lock at once."""
         (self.folder / ".lock").unlink(missing_ok=True)
+        self.lock.release()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for other processes, which ddp_spawn needs. The lock stays
