@@ -33,7 +33,6 @@ from lightbase.config.files import write_whole
 from lightbase.config.spec import as_plain
 from lightbase.config.tables import as_text
 from lightbase.data.batches import tensors_in, to_host
-from lightbase.model.curves import stage_name
 from lightbase.model.transfer import load_checked
 
 MAX_PINNED = 2**28
@@ -149,19 +148,8 @@ class RunCheckpoint(ModelCheckpoint):
         return f"{type(self).__qualname__}/{self.filename}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError for a callback or a schedule that would go by the test set,
-        see `val_fraction`, and for a callback that averages weights after the last
+        """Raise UserError for a callback that averages weights after the last
         validation. A check of best.ckpt would find it at the end of a long training."""
-        callbacks = trainer.early_stopping_callbacks + trainer.checkpoint_callbacks
-        for watcher in (*callbacks, *trainer.lr_scheduler_configs):
-            name = str(vars(watcher).get("monitor"))
-            if name.startswith("val/") and stage_name(trainer, "val") != "val":
-                raise UserError(
-                    f"a callback or a schedule watches {name}: with data.val_fraction "
-                    "0 there is no validation",
-                    "leave it out, or give --data.val_fraction 0.1",
-                    2,
-                )
         others = trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(x, StochasticWeightAveraging) for x in others):
             raise UserError(
