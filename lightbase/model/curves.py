@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightbase.compat import batch_index, logged_step, num_batches
 from lightbase.config.errors import UserError, say
@@ -198,18 +199,21 @@ class Curves(Callback):
         self.resumed = {}
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Remember the learning rates of all optimizers: some may take no step in this
-        batch."""
-        # forget the names: they change if a callback adds a parameter group
+        """Note the learning rates of all optimizers: some may take no step in this
+        batch. Forget the names: they change if a callback adds a parameter group."""
         self.rates = {}
         for optimizer in trainer.optimizers:
-            self.on_before_optimizer_step(trainer, None, optimizer)
+            self.note_rates(trainer, optimizer)
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: Any, optimizer: Any
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Remember the learning rates of this step. The schedule changes them before
+        """Note the learning rates of this step. The schedule changes them before
         `on_train_batch_end` is called."""
+        self.note_rates(trainer, optimizer)
+
+    def note_rates(self, trainer: Trainer, optimizer: Optimizer) -> None:
+        """Put the learning rates of an optimizer into `rates`."""
         for name, group in parameter_groups(trainer).items():
             # by identity: two groups may have equal options
             if any(group is stepped for stepped in optimizer.param_groups):
@@ -239,10 +243,9 @@ class Curves(Callback):
         log_point(pl_module, means, logger=False, sync_dist=True)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take new metrics for the validation. A reset would not be enough: a
-        MinMaxMetric would keep the values of the sanity check. They are those of the
-        test, which gets others by `setup`: a profiler may have added hooks to the
-        module's metrics that cannot be copied."""
+        """Let the validation use the metrics of the test, which no batch has reached
+        yet; `setup` makes new ones for the test. A reset would not be enough: a
+        MinMaxMetric would keep the values of the sanity check."""
         test = self.means["test"]
         prefix = self.means["val"].prefix
         self.means["val"] = Accumulator(test.metrics, prefix, test.classes)

@@ -179,8 +179,6 @@ def test_arrays_that_torch_does_not_take_are_copied(convert, labels) -> None:
 @pytest.mark.parametrize(
     ("data", "parts", "message"),
     [
-        (X, {}, r"ArrayData gives inputs without targets, which task multiclass needs"),
-        ((X,), {}, r"without targets.*\ngive pairs \(inputs, targets\)"),
         ((X, Y), {"test": (X[:, :3], Y)}, r"\(3,\) of ArrayData \(test\): Linear"),
         ((X, Y), {"val": (X[:, :3], Y)}, r"\(3,\) of ArrayData \(val\): Linear"),
     ],

@@ -192,7 +192,6 @@ def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags,
             "--trainer.check_val_every_n_epoch 5",
             "best.ckpt is the last epoch (trainer.check_val_every_n_epoch 5 is above",
         ),
-        ("--trainer.limit_train_batches 0", "nothing is trained"),
     ],
 )
 def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):

@@ -21,12 +21,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Subset
 
 from lightbase.config.errors import UserError, first_line, is_users, say
 from lightbase.config.spec import RunSpec
 from lightbase.data.batches import (
-    DatasetSamples,
     for_network,
     inputs_of,
     targets_of,
@@ -53,11 +51,6 @@ from lightbase.run.fit import has_test
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
 """Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
 
-RANDOM_TRANSFORM = re.compile(
-    r"\b(Random\w+|AutoAugment|RandAugment|TrivialAugment\w+|AugMix|ColorJitter)\b"
-)
-"""The name of a transform of torchvision that draws random numbers."""
-
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -72,9 +65,6 @@ def dry_run(spec: RunSpec, model: LightningModule, data: LightningDataModule) ->
     """
     config = spec.config
     check_returns(model, data)
-    if config.trainer.limit_train_batches == 0:
-        say("trainer.limit_train_batches 0: nothing is trained")
-    check_combinations(model, config.trainer)
     if isinstance(model, BaseModule):
         model.prepare_weights()
     if isinstance(data, BaseDataModule):
@@ -165,30 +155,6 @@ def fit_layer(layer: Any, inputs: Tensor) -> str:
     )
 
 
-def check_combinations(model: LightningModule, trainer: Any) -> None:
-    """Raise UserError for options that torch or Lightning refuse together, but only in
-    the training. Lightning's issue 21435 is about fused optimizers.
-
-    trainer: The Trainer's flags.
-    """
-    clips = trainer.gradient_clip_val
-    every = trainer.accumulate_grad_batches
-    reason = ""
-    if isinstance(model, BaseModule):
-        is_fused = model.optimizer_args.get("fused")
-        if clips and is_fused and str(trainer.precision) in MIXED:
-            reason = f"model.optimizer_args.fused true, precision {trainer.precision}"
-        elif every != 1 and model.compile_mode == "reduce-overhead":
-            reason = "model.compile_mode reduce-overhead (CUDA graphs)"
-    if reason:
-        raise UserError(
-            f"trainer.gradient_clip_val {clips}, accumulate_grad_batches {every}: they "
-            f"do not go with this: {reason}",
-            "leave one of them out",
-            2,
-        )
-
-
 def load_data(data: BaseDataModule, with_test: bool) -> None:
     """Load the samples for training and validation, and print how many there are.
 
@@ -197,10 +163,6 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     Raise UserError for data that cannot be loaded, or whose transforms would change
     only a part of a batch.
     """
-    if "splits" not in vars(data):
-        raise UserError(
-            f"__init__ of {type(data).__name__} does not call super().__init__()"
-        )
     data.prepare_data()
     data.setup("fit")
     check_transforms(data)
@@ -224,7 +186,6 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
         text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
     say_sparse_classes(data)
-    say_random_validation(data)
 
 
 def check_transforms(data: BaseDataModule) -> None:
@@ -297,13 +258,6 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     batch = two_samples(data, "train", device)
     inputs = inputs_of(batch)
     if targets_of(batch) is None:
-        if model.task not in (None, "text") and len(tensors_in(batch)) == 1:
-            raise UserError(
-                f"{type(data).__name__} gives inputs without targets, which task "
-                f"{model.task} needs",
-                "give pairs (inputs, targets); if the steps make the targets, "
-                "--try_network false",
-            )
         say(
             "Network: not tried, and its parameters not counted: a batch is no pair "
             f"(inputs, targets) for `x, y = batch`, but a {type(batch).__name__}; "
@@ -410,21 +364,6 @@ def say_sparse_classes(data: BaseDataModule) -> None:
             texts.append(f"{amount} {split} sample of {few} ({len(names)} in all)")
     if texts:
         say(f"Classes: {'; '.join(texts)}")
-
-
-def say_random_validation(data: BaseDataModule) -> None:
-    """Print one line if validation samples get random transforms of torchvision, which
-    are in the attribute `transform` or `transforms` of a Dataset."""
-    dataset: Any = data.splits["val"]
-    while isinstance(dataset, DatasetSamples | Subset):
-        dataset = dataset.dataset
-    transforms = [getattr(dataset, name, "") for name in ("transform", "transforms")]
-    found = RANDOM_TRANSFORM.search(str(transforms))
-    if found:
-        say(
-            f"Validation: its samples get random transforms, too ({found[0]}): write "
-            "load(self, split, training), and leave them out unless training"
-        )
 
 
 def try_schedule(model: Any) -> None:
