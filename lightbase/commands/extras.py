@@ -58,7 +58,7 @@ def make_extras(spec: RunSpec) -> list[Callback]:
         extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
-    return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings()]
+    return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings(spec)]
 
 
 def progress_bar(spec: RunSpec) -> list[Callback]:

@@ -1,12 +1,9 @@
-"""The curves of a training, and what callbacks need to know of a run.
+"""The curves and pictures of a training.
 
-`BaseModule.track` adds each batch to an accumulator of `Curves`. `Curves` decides when
-a curve gets a point, and logs the point. Read this class first. The functions above it
-are for all callbacks: the folder of the run, the values of all processes, and the
-number of steps.
-
-Pictures for notebooks, and for the loggers of a run: TensorBoard, W&B and MLflow
-take them.
+Read `Curves` first: `BaseModule.track` adds each batch to one of its accumulators, and
+it decides when a curve gets a point. The functions above it are for all callbacks: the
+folder of the run, the values of all processes, and the number of steps. `log_figure` at
+the end gives a picture to the loggers.
 """
 
 import io

@@ -172,7 +172,6 @@ class RunCheckpoint(ModelCheckpoint):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the state of a checkpoint needs no other one."""
         super().on_train_start(trainer, pl_module)
         self.step_at_epoch_end = trainer.global_step
 
@@ -248,16 +247,16 @@ class RunCheckpoint(ModelCheckpoint):
         self.best_loss = state.get("best_loss", math.inf)
         super().load_state_dict(state)
 
-    def best_text(self, num_epochs: int) -> str:
-        """Return a line about the best epoch, such as "Best epoch: 2 of 5, val/acc
-        1, val/loss 0.0442", or "" if none is known."""
+    def say_best(self, num_epochs: int) -> None:
+        """Print the best epoch, such as "Best epoch: 2 of 5, val/acc 1, val/loss
+        0.0442", if a metric compares epochs."""
         if not self.best_epoch or self.best_model_score is None:
-            return ""
+            return
         text = f"Best epoch: {self.best_epoch} of {num_epochs}"
         text += f", {self.monitor} {as_text(float(self.best_model_score))}"
         if self.monitor != "val/loss" and math.isfinite(self.best_loss):
-            text += f", val/loss {as_text(float(self.best_loss))}"
-        return text
+            text += f", val/loss {as_text(self.best_loss)}"
+        say(text)
 
     def in_folder(self, path: str) -> str:
         """Return the path of a checkpoint in the folder of this run; only its file name

@@ -1,17 +1,9 @@
-"""Which devices there are and which are used. If a flag asks for other devices, an
-error names them.
+"""Which devices a run uses, and the strategy dp.
 
-`settle_devices` fills in the flags, `check_devices` checks them. The functions below
-are for commands that need a part of this.
-
-Errors of devices and drivers in two lines: the problem and the way out.
-
-`WAYS_OUT` lists the errors of torch that are known, and `short_device_errors` turns
-them into a UserError.
-
-The strategy "dp": one process splits each batch over the GPUs of a machine.
-
-docs/devices.md says when it is useful, and how to select it.
+`settle_devices` fills in the flags, and `check_devices` checks them.
+`short_device_errors` turns the errors of torch that are known into two lines.
+`DataParallelStrategy` splits each batch over the GPUs of a machine; docs/devices.md
+says when that is useful.
 """
 
 import atexit
@@ -151,10 +143,12 @@ def check_devices(trainer: Any) -> None:
         raise UserError(
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
         )
-    if not is_on_gpu:
-        check_cpus(len(devices), trainer)
-        return
-    if max(devices, default=0) >= total:
+    num_cores = os.cpu_count() or 1
+    if accelerator in ("auto", "cpu") and len(devices) > 2 * num_cores:
+        raise UserError(
+            f"trainer.devices {trainer.devices}: there are {num_cores} CPU cores"
+        )
+    if is_on_gpu and max(devices, default=0) >= total:
         # torch's version may end with +cpu
         raise UserError(
             f"trainer.accelerator {accelerator}, trainer.devices {trainer.devices}: "
@@ -162,24 +156,6 @@ def check_devices(trainer: Any) -> None:
             "the first one is --trainer.devices [0]; without a GPU use "
             "--trainer.accelerator cpu",
         )
-
-
-def check_cpus(number: int, trainer: Any) -> None:
-    """Raise UserError if several processes on CPUs have no strategy, or if there are
-    more than two for each core: Lightning would start all of them.
-
-    number: How many processes the flags ask for.
-    trainer: The Trainer's flags.
-    """
-    if trainer.accelerator not in ("auto", "cpu"):
-        return
-    if number > 1 and trainer.strategy == "auto":
-        raise UserError(
-            f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
-        )
-    num_cores = os.cpu_count() or 1
-    if number > 2 * num_cores:
-        raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
 
 
 def forks_processes(trainer: Any) -> bool:

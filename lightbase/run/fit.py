@@ -191,7 +191,9 @@ def fit_and_test(
     without = NO_TEST
     with short_endings(trainer, recorder), state_errors(path):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
-        say_best(trainer)
+        checkpoints = best_callback(trainer)
+        if checkpoints:
+            checkpoints.say_best(epochs_done(trainer))
         best = best_checkpoint(trainer)
         if spec.config.test:
             test_metrics = run_test(trainer, model, data, best)
@@ -228,15 +230,6 @@ def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
         command = script_command("evaluate.py", path, run.root)
         return f"{text}; to test it: python {command}"
     return text
-
-
-def say_best(trainer: Trainer) -> None:
-    """Print which epoch is the best, if a metric compares epochs."""
-    best = best_callback(trainer)
-    if best and best.monitor:
-        text = best.best_text(epochs_done(trainer))
-        if text:
-            say(text)
 
 
 @contextmanager

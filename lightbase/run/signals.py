@@ -115,9 +115,6 @@ class StopSignals:
         if hasattr(sys, "ps1"):
             again = signal.default_int_handler
         signal.signal(signal.SIGINT, again)
-        if rank() == 0 and os.isatty(2):
-            # a terminal has written ^C, maybe behind the progress bar
-            os.write(2, ERASE_LINE + b"^C\n")
         if rank() == 0 and self.waits:
             os.write(2, SAVING)
 

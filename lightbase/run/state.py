@@ -1,9 +1,9 @@
 """The state of a training beside its weights, so that a resume is exact.
 
-`RandomState` keeps the random numbers, and repeats the start of an epoch. `WholeEpochs`
-keeps whether an epoch was complete. `PlateauFirst` keeps what ReduceLROnPlateau has
-seen. `ResumedOptimizer` adapts the saved states of optimizers and schedules to the
-objects that this run has built.
+Four callbacks: `RandomState` keeps the random numbers, and repeats the start of an
+epoch. `WholeEpochs` keeps whether an epoch was complete. `PlateauFirst` steps
+ReduceLROnPlateau before the checkpoint. `ResumedOptimizer` adapts the saved states of
+optimizers and schedules to the objects of this run.
 
 Errors while the state in a checkpoint is restored, in two lines.
 
@@ -60,8 +60,7 @@ GENERATORS = (torch.Generator, np.random.Generator, random.Random)
 
 class RandomState(Callback):
     """Keeps the states of the random generators of all processes in checkpoints. Each
-    process draws different numbers. With equal numbers, dropout would be the same in
-    all of them.
+    process draws other numbers; with equal ones, dropout would be the same in all.
 
     If a run resumes within an epoch, the hooks of the epoch's start are called again,
     which Lightning leaves out. They draw the numbers that the epoch began with.
@@ -311,8 +310,8 @@ class PlateauFirst(Checkpoint):
 
 
 class ResumedOptimizer(Callback):
-    """Adapts the saved state of an optimizer to the optimizer that this run has built,
-    and refuses the state of other optimizers or of another schedule.
+    """Adapts the saved state of each optimizer to the optimizer of this run, and
+    refuses the state of other optimizers or of another schedule.
 
     saved_numbers: The numbers of optimizers and of schedules in the checkpoint.
     """
@@ -323,23 +322,23 @@ class ResumedOptimizer(Callback):
         """Prepare the optimizers for the saved states. Lightning restores the states
         after this hook.
 
-        Raise ValueError for another number of optimizers or schedules.
+        Raise UserError for another number of optimizers or schedules: Lightning would
+        leave out those without a partner.
         """
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(adapt_state)
         if trainer.ckpt_path:
-            self.check_restored(trainer)
+            numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
+            if self.saved_numbers != numbers:
+                raise UserError(
+                    "there is another number of optimizers or schedules than in "
+                    f"{trainer.ckpt_path}",
+                    "a new run can begin with its weights: --model.weights FILE",
+                )
             # `configure_optimizers` may have made the training loader already, with
             # `trainer.estimated_stepping_batches`. The epoch and the loader's state
             # were not restored then. Lightning now makes it again, and restores both.
             forget_train_loader(trainer)
-
-    def check_restored(self, trainer: Any) -> None:
-        """Raise ValueError if the checkpoint has another number of optimizers or
-        schedules. Lightning would leave out those without a partner."""
-        numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
-        if self.saved_numbers != numbers:
-            raise ValueError("there is another number of optimizers or schedules")
 
     def on_save_checkpoint(
         self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
@@ -389,7 +388,7 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     saved: The result of `state_dict` of an optimizer of the same parameters. It is
         changed in place.
 
-    Raise ValueError for the moments of another parameter.
+    Raise UserError for the moments of another parameter.
     """
     # torch refuses another number of groups or parameters, after this hook
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=False)
@@ -409,7 +408,10 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 elif type(optimizer) in FUSED_ON:
                     # their moments have the shape of the parameter. A fused step does
                     # not check it: it would read and write past a moment's end.
-                    raise ValueError(f"{name} of the optimizer has another shape")
+                    raise UserError(
+                        f"{name} of the optimizer has another shape than its parameter",
+                        "start a new run with the weights: --model.weights FILE",
+                    )
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:

@@ -59,7 +59,7 @@ def test_a_state_that_does_not_fit_the_code_is_two_lines(train, last, capsys) ->
     ):
         torch.save(content | {"optimizer_states": states}, last)
         resume = lambda: train("--ckpt_path last --trainer.max_epochs 2")  # noqa: E731
-        assert f"does not fit: ValueError: {text}" in fails(capsys, 1, resume)
+        assert text in fails(capsys, 1, resume)
 
 
 @contextlib.contextmanager

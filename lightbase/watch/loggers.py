@@ -28,9 +28,9 @@ from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.names import WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
-from lightbase.config.spec import RunSpec, arguments, as_list, entries
+from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
+from lightbase.model.curves import run_folder
 from lightbase.run.folder import Run, root_folder
-from lightbase.run.record import recorder_of
 from lightbase.setup.build import instantiate
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
@@ -76,30 +76,34 @@ def open_loggers(spec: RunSpec, run: Run | None) -> Iterator[list[Logger]]:
 
 class LoggedSettings(Callback):
     """Writes the hyperparameters into the loggers when a training starts, and the
-    points of the curves to disk at the end of each epoch."""
+    points of the curves to disk at the end of each epoch.
 
-    first_step = 0  # of this start in the run's folder
+    first_step: The step at which this start begins its curves.
+    """
+
+    first_step = 0
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.parameters = hyper_parameters(as_values(spec))
+        self.continues = spec.folder is not None
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Find the step at which a run that continues in its folder starts again. A new
         run that starts from a checkpoint begins its curves at step 0."""
-        run = recorder_of(trainer).run
-        if run and not run.is_new:
+        if self.continues:
             # not its global_step, which counts each of several optimizers
             self.first_step = saved_logged_step(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the hyperparameters into the loggers, in the first process only."""
-        recorder = recorder_of(trainer)
-        if not recorder.run or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         # Lightning would keep the file of an earlier start
-        (recorder.run.folder / "hparams.yaml").unlink(missing_ok=True)
-        parameters = hyper_parameters(recorder.config)
+        (run_folder(trainer) / "hparams.yaml").unlink(missing_ok=True)
         for logger in trainer.loggers:
-            logger.log_hyperparams(parameters)
+            logger.log_hyperparams(self.parameters)
             if isinstance(logger, TensorBoardLogger):
                 writer = logger.experiment.file_writer
                 # TensorBoard drops the points from this step on that an earlier start
@@ -109,7 +113,7 @@ class LoggedSettings(Callback):
                 writer.add_event(Event(step=self.first_step, session_log=start))
                 # The first summary would list columns. TensorBoard takes the parameters
                 # that differ first.
-                for summary in hparams(parameters, {})[1:]:
+                for summary in hparams(self.parameters, {})[1:]:
                     writer.add_summary(summary)
                 folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
                 say(f"Curves: tensorboard --logdir {folder}")
