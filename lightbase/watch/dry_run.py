@@ -174,14 +174,10 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
             continue  # the samples of its loaders are others
         if split in data.splits and not (split == "val" and data.validates_on_test):
             sizes.append(f"{len(data.splits[split]):,} {name}")
-            if data.val_split == "grouped" and split in data.split_groups:
-                sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
     text = f"Data: {type(data).__name__}, {', '.join(sizes)} samples"
     if data.num_classes:
         text += f" of {data.num_classes} classes"
     text += f", batch size {data.batch_size}"
-    if data.train_weights is not None:
-        text += "; training samples are drawn by weight"
     if data.fold:
         text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
@@ -239,8 +235,7 @@ def trial_device(trainer: Any) -> torch.device:
 
 @torch.no_grad()
 def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> None:
-    """Try `model.net` on two training samples, and print its number of parameters. Try
-    it on samples of the other splits, too, if they have another shape.
+    """Try `model.net` on two samples of each split, and print its number of parameters.
 
     It runs in eval mode, on the device and in the precision of the Trainer's flags.
     Only pairs whose inputs are one tensor are tried.
@@ -255,32 +250,24 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     if trainer.deterministic:
         # cuBLAS reads it at its first use, which is here; Lightning sets it later.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    batch = two_samples(data, "train", device)
-    inputs = inputs_of(batch)
-    if targets_of(batch) is None:
-        say(
-            "Network: not tried, and its parameters not counted: a batch is no pair "
-            f"(inputs, targets) for `x, y = batch`, but a {type(batch).__name__}; "
-            "predict.py writes no column `true`"
-        )
-        return
-    if not isinstance(inputs, Tensor):
-        return
-    if inputs.dim() == 4 and not inputs.is_complex() and inputs.max() > 16:
-        say(f"Inputs: up to {inputs.max():g}; to_float in `normalize` would scale them")
-    net = model.net.to(device)
-    outputs = run_network(net, inputs, type(data).__name__, str(trainer.precision))
+    net = model.net
+    outputs: dict[str, Any] = {}
     for split in data.splits:
-        others = inputs_of(two_samples(data, split, device))
-        if isinstance(others, Tensor) and others.shape[1:] != inputs.shape[1:]:
+        batch = two_samples(data, split, device)
+        inputs = inputs_of(batch)
+        if targets_of(batch) is not None and isinstance(inputs, Tensor):
             name = f"{type(data).__name__} ({split})"
-            run_network(net, others, name, str(trainer.precision))
+            precision = str(trainer.precision)
+            outputs[split] = run_network(net.to(device), inputs, name, precision)
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
+    if "train" not in outputs:
+        say("Network: not tried: a batch is not a pair (inputs, targets) of tensors")
+        return
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     text = f"Network: {type(net).__name__}, {num_parameters:,} parameters"
-    if isinstance(outputs, Tensor) and outputs.dim() == 2:
-        text += check_outputs(outputs, model, data)
+    if isinstance(outputs["train"], Tensor) and outputs["train"].dim() == 2:
+        text += check_outputs(outputs["train"], model, data)
     say(text)
 
 
@@ -298,7 +285,6 @@ def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
 
     outputs: (2, num_outputs).
     """
-    text = ""
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
     most_classes = max(num_classes, num_trained)
@@ -310,12 +296,10 @@ def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
             f"{num_trained}",
             "change an argument such as --model.net.num_classes, or the last layer",
         )
-    if num_outputs > most_classes > 0:
-        text = f", {num_outputs} outputs for {most_classes} classes"
     is_softmax = (outputs.float().sum(1) - 1).abs().max() < 0.001
     if is_softmax and isinstance(model.criterion, nn.CrossEntropyLoss):
-        text += "; outputs sum up to 1: CrossEntropyLoss has its own softmax"
-    return text
+        return "; outputs sum up to 1: CrossEntropyLoss has its own softmax"
+    return ""
 
 
 def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> Any:
@@ -388,11 +372,12 @@ def try_schedule(model: Any) -> None:
     scheduler = None
     if name is not None:
         scheduler = build_scheduler(name, args, optimizer, 100)
-    elif args:
-        raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
-    if model.scheduler_interval and not name:
-        problem = f"model.scheduler_interval {model.scheduler_interval}"
-        raise UserError(f"{problem} needs a model.scheduler", status=2)
+    elif args or model.scheduler_interval:
+        raise UserError(
+            f"model.scheduler_args {args}, scheduler_interval "
+            f"{model.scheduler_interval}: they need a model.scheduler",
+            status=2,
+        )
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler = None  # it steps after a validation
         if model.scheduler_interval == "step":
