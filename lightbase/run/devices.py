@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import replicate
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from lightbase.config.errors import UserError, rank, say
+from lightbase.config.errors import UserError, rank
 from lightbase.model.module import BaseModule
 
 
@@ -128,8 +128,6 @@ def check_devices(trainer: Any) -> None:
     trainer: The Trainer's flags, after `settle_devices`.
     """
     accelerator = trainer.accelerator
-    if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
-        start_cuda(accelerator)
     devices = parse_devices(trainer.devices)
     check_processes(len(devices), trainer.num_nodes)
     if rank() > 0:
@@ -275,27 +273,6 @@ def end_at_once() -> None:
     calls this function."""
     sys.stdout.flush()
     os._exit(1)
-
-
-def start_cuda(accelerator: str) -> None:
-    """Start CUDA, before anything uses a GPU. If there is none, nothing happens.
-
-    accelerator: The Trainer's flag. With "auto", a driver that is too old for torch is
-        no error: two lines say that no GPU is used, and CUDA_VISIBLE_DEVICES hides the
-        GPUs from NVML, which counts them even if torch cannot use them.
-
-    Raise UserError if the driver is too old and the flag asks for a GPU.
-    """
-    try:
-        with short_device_errors():
-            torch.cuda.init()
-    except (RuntimeError, UserError) as error:  # it is raised without a GPU, too
-        if "too old" not in str(error):
-            return
-        if accelerator != "auto":
-            raise
-        say(f"No GPU is used: {error}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 class DataParallelStrategy(SingleDeviceStrategy):
