@@ -1,5 +1,6 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
+import contextlib
 import errno
 import re
 import shlex
@@ -61,9 +62,10 @@ class Run:
             ) from error
 
     def close(self) -> None:
-        """Release the lock of the folder. The file is removed before, because another
-        process may take the lock at once."""
-        (self.folder / ".lock").unlink(missing_ok=True)
+        """Release the lock of the folder. Its file is removed before, because another
+        process may take the lock at once. Windows removes no open file."""
+        with contextlib.suppress(PermissionError):
+            (self.folder / ".lock").unlink(missing_ok=True)
         self.lock.release()
 
     def __getstate__(self) -> dict[str, Any]:
