@@ -136,32 +136,30 @@ def train(
 def end_early(
     run: Run, error: Exception | Stopped, config: Any, model: LightningModule
 ) -> None:
-    """Keep or remove the folder of a run that could not finish. Raise UserError if
-    somebody has removed it.
+    """Remove the folder of a new run that has written no checkpoint. After a signal,
+    `error` gets the command that continues a run with a checkpoint.
 
-    A folder with a checkpoint stays. If a signal ended this run, `error` gets the
-    command that continues it. A folder without a checkpoint is removed if the run is
-    new. But after a signal, it stays if the run was to write no checkpoints. After an
-    unexpected error it stays if the run has trained: the curves show what has happened.
+    The curves stay if they are all that there is: after an unexpected error in a
+    training, and after a signal in a run without checkpoints.
 
-    error: The error that ends the run.
-    config: The settings of the run.
+    Raise UserError if somebody has removed the folder.
     """
     run.check_exists()
-    is_reported = isinstance(error, UserError | OSError | Stopped)
-    if model.global_step and not is_reported:
-        return
-    has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
             error.hint = f"; to continue:\n{resume_command(run)}"
-    elif run.is_new and (has_checkpoints or not isinstance(error, Stopped)):
+        return
+    if isinstance(error, Stopped):
+        keeps_curves = config.trainer.enable_checkpointing is False
+    else:
+        is_reported = isinstance(error, UserError | OSError)
+        keeps_curves = model.global_step > 0 and not is_reported
+    if run.is_new and not keeps_curves:
         run.discard()
 
 
 def resume_command(run: Run) -> str:
-    """Return the command that continues this run. It has no other settings of the run,
-    because the checkpoint has them. Paths are relative to the working folder."""
+    """Return the command that continues this run, for the working folder."""
     start = "torchrun (or srun) ..."
     if num_processes_started() == (0, 0):
         start = "python"
@@ -176,13 +174,10 @@ def fit_and_test(
     spec: RunSpec,
     run: Run | None,
 ) -> dict[str, Any]:
-    """Train, test the best checkpoint, write and print the results. Return the content
-    of metrics.json. With --test false nothing is tested.
+    """Train, test the best checkpoint unless --test is false, and write and print the
+    results. Return the content of metrics.json.
 
-    spec: The record of the run.
     run: The run's folder, or None in a process that writes nothing.
-    Raises Stopped after a signal, and UserError for a flag that Lightning refuses only
-    in the training.
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
@@ -219,8 +214,7 @@ def fit_and_test(
 def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
     """Return the line in place of a test that --test false has left out.
 
-    run: The run's folder, or None in a process that writes nothing.
-    best: The checkpoint that would be tested, or None if there is none.
+    best: The checkpoint that would be tested, or None.
     """
     text = "No test (--test false)"
     if spec.config.get("built_in_python"):  # scripts cannot open such a run
@@ -270,11 +264,8 @@ NO_TEST = (
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """Return the path of best.ckpt, or None if there is none.
-
-    All processes have to call this function. The first one decides, because only it
-    writes the file.
-    """
+    """Return the path of best.ckpt, or None. All processes have to call this: the
+    first one decides, because only it writes the file."""
     best = best_callback(trainer)
     if best is None:
         return None
@@ -292,9 +283,9 @@ def run_test(
     The random generators are seeded with 0 for the test, and restored after it. So the
     result does not depend on random numbers that the training has drawn.
 
-    trainer: WeightAveraging is removed from its callbacks. best.ckpt already holds the
-        averaged weights, and WeightAveraging would replace them.
-    path: The checkpoint, or None to test the weights that the model has now.
+    Args:
+        trainer: Loses its callbacks of type WeightAveraging.
+        path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
         return {}
@@ -330,11 +321,12 @@ def say_results(
     values: Mapping[str, Any], tested: Path | None, without: str = NO_TEST
 ) -> None:
     """Print the length of the training and the test metrics. Metrics of single classes
-    follow below the others, the lowest value first.
+    follow, the lowest value first.
 
-    values: The content of metrics.json.
-    tested: The checkpoint that was tested, or None for the last weights.
-    without: The line in place of the test metrics if there are none.
+    Args:
+        values: The content of metrics.json.
+        tested: The checkpoint that was tested, or None for the last weights.
+        without: The line in place of the test metrics if there are none.
     """
     say(
         f"Trained {values['epochs']} epochs, {values['steps']:,} steps in "
@@ -366,13 +358,14 @@ def make_callbacks(
     write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
     the config.
 
-    folder: The folder of the checkpoints. Lightning gives all processes the folder of
-        the first one.
-    run: The run's folder, or None in a process that writes nothing.
-    monitor: The metric that compares epochs, or None. Patience needs it.
-    watching: Callbacks that do not change the training.
-    Raises UserError if the config has a callback that does not go with a run, or if it
-    cannot be read again from YAML.
+    Args:
+        folder: The folder of the checkpoints. Lightning gives all processes the folder
+            of the first one.
+        monitor: The metric that compares epochs, or None.
+
+    Raises:
+        UserError: If the config has a callback that does not go with a run, or cannot
+            be read again from YAML.
     """
     config = spec.config
     check_callbacks(as_list(spec.trainer["callbacks"]))
@@ -411,8 +404,6 @@ def make_checkpoints(
 
     With a monitor, best.ckpt may be written after each validation, also within an
     epoch. Without one, it is the newest epoch.
-
-    folder, monitor: See `make_callbacks`.
     """
     every_n_epochs: int | None = 1
     if monitor:
@@ -469,13 +460,15 @@ def make_trainer(
 ) -> Trainer:
     """Return the Trainer that the settings of a run describe.
 
-    callbacks: Callbacks that are called after the callbacks of the settings.
-    first: Callbacks that are called before all others. The callback that logs the
-        curves of a BaseModule comes directly after them.
-    options: Further arguments of the Trainer. They replace the arguments of the
-        settings, except `plugins`, which are added. A CheckpointIO of the settings
-        takes the place of ours.
-    Raises UserError if devices are missing, or if the Trainer refuses its arguments.
+    Args:
+        callbacks: Called after the callbacks of the settings.
+        first: Called before all others. The callback that logs the curves of a
+            BaseModule comes directly after them.
+        options: Arguments that replace the settings, except `plugins`, which are added.
+            A CheckpointIO of the settings takes the place of ours.
+
+    Raises:
+        UserError: If devices are missing, or if the Trainer refuses its arguments.
     """
     check_devices(spec.config.trainer)
     trainer_options = spec.trainer | options

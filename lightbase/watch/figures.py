@@ -95,17 +95,11 @@ class PredictionFigures(Callback):
         self.every_n_epochs = every_n_epochs
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find out whether pictures can be drawn. Print a line if the task has none."""
-        is_ours = isinstance(trainer.datamodule, BaseDataModule)
-        is_ours = is_ours and isinstance(pl_module, BaseModule)
-        if not (is_ours and self.every_n_epochs and has_pictures(trainer)):
-            return
-        self.data = trainer.datamodule
-        if pl_module.task not in FIGURES:
-            say(
-                "Pictures: none of predictions: the attribute task of the model is "
-                f"{pl_module.task}, see docs/tensorboard.md"
-            )
+        """Find out whether pictures can be drawn."""
+        data = trainer.datamodule
+        is_ours = isinstance(data, BaseDataModule) and isinstance(pl_module, BaseModule)
+        if is_ours and self.every_n_epochs and has_pictures(trainer):
+            self.data = data
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
