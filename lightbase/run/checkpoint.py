@@ -41,9 +41,8 @@ copying takes longer than waiting."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file in the same folder and renames it. So a
-    file with the final name is always complete. Lightning's class may copy the file to
-    its final name. A crash during the copy would leave an incomplete file.
+    """Writes a checkpoint to a temporary file in the same folder and renames it.
+    Lightning's class may copy the file; a crash would leave an incomplete one.
 
     validated: Checks the weights of best.ckpt before it is written, unless None.
     """
@@ -55,9 +54,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Write a checkpoint to `path`.
 
-        Raise UserError if the file cannot be written, for instance because the disk is
-        full, or if best.ckpt would hold weights that no validation has measured. An
-        earlier file of this name is unchanged then.
+        Raise UserError if the disk is full, or if best.ckpt would hold weights that no
+        validation has measured. An earlier file of this name is unchanged then.
         """
         for key in ("hyper_parameters", "datamodule_hyper_parameters"):
             if key in checkpoint:
@@ -73,19 +71,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_whole(path, buffer.getbuffer(), way_out)
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return the content of a checkpoint. Raise UserError as `load_checked`
-        does."""
         return load_checked(Path(path))  # type: ignore[no-any-return]
 
 
 def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the checkpoint with the weights and the states of the optimizers on the
-    CPU.
-
-    All tensors are copied at once, so the host waits once. torch.save would wait for
-    each tensor. The checkpoint is returned as it is if it is large (see MAX_PINNED), or
-    if tensors share memory: copies would lose the sharing.
-    """
+    CPU. The host waits once; torch.save would wait for each tensor. The checkpoint is
+    unchanged if it is large (see MAX_PINNED), or if tensors share memory."""
     keys = checkpoint.keys() & {"state_dict", "optimizer_states"}
     parts = {key: checkpoint[key] for key in keys}
     tensors = {}
@@ -143,8 +135,7 @@ class RunCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """The key of this callback's state in checkpoints. It has the name of the file,
-        because a run has several of these callbacks."""
+        """The key of this callback's state, of which a run has several."""
         return f"{type(self).__qualname__}/{self.filename}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -176,15 +167,15 @@ class RunCheckpoint(ModelCheckpoint):
         self.step_at_epoch_end = trainer.global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint. If the metric is not measured yet, as with max_steps in
-        the first epoch, there is nothing to compare, and nothing is written."""
+        """Write the checkpoint, unless the metric is not measured yet, as with
+        max_steps in the first epoch."""
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if `every_n_epochs` is None. Print a line the first time
-        that the metric is NaN."""
+        """Write the checkpoint if `every_n_epochs` is None. Say once that the metric is
+        NaN."""
         super().on_validation_end(trainer, pl_module)
         value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
         if value.isnan() and not self.has_told and not trainer.sanity_checking:
@@ -195,8 +186,8 @@ class RunCheckpoint(ModelCheckpoint):
             self.has_told = True
 
     def is_better(self, trainer: Trainer) -> bool:
-        """Return whether this epoch is better than the best one before it. All
-        processes call this, and get the same answer."""
+        """Return whether this epoch is better than the best one before it: the same in
+        all processes, which all call this."""
         current = trainer.callback_metrics.get(str(self.monitor))
         is_best = bool(super().check_monitor_top_k(trainer, current))
         if current is not None and current == self.best_model_score:
@@ -217,16 +208,12 @@ class RunCheckpoint(ModelCheckpoint):
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's state, and the number and the loss of the best epoch."""
         best = {"best_epoch": self.best_epoch, "best_loss": self.best_loss}
         return super().state_dict() | best
 
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Write last.ckpt if a signal has stopped the training between two batches.
-
-        Nothing is written if a validation was interrupted, because Lightning cannot
-        continue from the middle of it, or if the epoch has just been saved.
-        """
+        Lightning cannot continue from the middle of a validation."""
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
         # `training` is false in a validation
@@ -234,8 +221,8 @@ class RunCheckpoint(ModelCheckpoint):
             trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the best score so far if the run continues in its folder. The
-        folder may have been moved."""
+        """Take over the best score so far if the run continues in its folder, which may
+        have been moved."""
         if not Path(self.in_folder("last.ckpt")).exists():
             return  # a new run that starts from another one's checkpoint
         state = state_dict | {"dirpath": str(self.dirpath)}
@@ -259,12 +246,8 @@ class RunCheckpoint(ModelCheckpoint):
         say(text)
 
     def in_folder(self, path: str) -> str:
-        """Return the path of a checkpoint in the folder of this run; only its file name
-        counts. Return "" for an empty path.
-
-        Lightning deletes the checkpoints that it replaces. So a path in a state must
-        not lead to another folder.
-        """
+        """Return `path`, if it is not empty, in the folder of this run. Lightning
+        deletes the checkpoints that it replaces, so a state must not name others."""
         if not path:
             return ""
         return str(Path(str(self.dirpath), Path(path).name))

@@ -62,11 +62,10 @@ class RandomState(Callback):
     """Keeps the states of the random generators of all processes in checkpoints. Each
     process draws other numbers; with equal ones, dropout would be the same in all.
 
-    If a run resumes within an epoch, the hooks of the epoch's start are called again,
-    which Lightning leaves out. They draw the numbers that the epoch began with.
+    In a resume within an epoch, Lightning leaves out the hooks on_train_epoch_start.
+    They are called again here, with the numbers that the epoch began with.
 
-    resumed: The states of all processes in the checkpoint, until the first epoch
-        starts.
+    resumed: The saved states of all processes, until the first epoch starts.
     epoch_start: The random state before the hooks of this epoch's start.
     """
 
@@ -86,7 +85,6 @@ class RandomState(Callback):
         return {"ranks": gather(self.state() | {"epoch_start": self.epoch_start})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the saved states until the first epoch starts."""
         self.resumed = state_dict["ranks"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,11 +99,8 @@ class RandomState(Callback):
 
     def begin_epoch(self, begin: Callable[[], None]) -> None:
         """Begin an epoch. If the run resumes, restore the random state of this process,
-        and repeat what Lightning leaves out.
-
-        If there are more processes than saved states, the further ones keep their
-        random numbers. At the start of an epoch, the loader starts again: torch's
-        DataLoader draws its order from the restored state.
+        and repeat what Lightning leaves out. Processes without a saved state keep their
+        random numbers.
 
         begin: Lightning's function. It calls the hooks on_train_epoch_start, except
             within an epoch.
@@ -127,7 +122,7 @@ class RandomState(Callback):
             # what the hooks have changed of this state would count twice
             restore_checkpoint(self.trainer)
             self.restore(state)
-        elif is_resumed:
+        elif is_resumed:  # torch's DataLoader draws its order from the state
             begin_epoch_again(self.trainer)
         self.resumed = []
 
@@ -138,8 +133,7 @@ class RandomState(Callback):
         return random_state(self.gpus) | {"own": states}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Set the random generators of this process to a state. A generator without a
-        saved state is left as it is."""
+        """Set the random generators of this process to a state, if it has theirs."""
         restore_random_state(state, self.gpus)
         saved = state.get("own", {})  # until version 0.3 there is none
         for name, generator in own_generators(self.trainer).items():
@@ -148,8 +142,8 @@ class RandomState(Callback):
 
 
 def own_generators(trainer: Any) -> dict[str, Any]:
-    """Return each random generator that is an attribute of a module, of the data module
-    or of a callback, by the names of both."""
+    """Return {OWNER.ATTRIBUTE: generator} for the attributes of modules, of the data
+    module and of callbacks."""
     owners = dict(trainer.lightning_module.named_modules())
     owners["data"] = trainer.datamodule
     owners |= {callback.state_key: callback for callback in trainer.callbacks}
@@ -162,7 +156,7 @@ def own_generators(trainer: Any) -> dict[str, Any]:
 
 
 def state_of(generator: Any) -> Any:
-    """Return the state of one of GENERATORS, in a form that safe loading accepts."""
+    """Return the state of a generator, in a form that safe loading accepts."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, torch.Generator):
@@ -172,7 +166,7 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Set one of GENERATORS to the result of `state_of`."""
+    """Set a generator to the result of `state_of`."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, torch.Generator):
@@ -182,11 +176,8 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:
-    """Return the state of the global random generators of torch, Python and numpy, in a
-    form that safe loading accepts.
-
-    gpus: The GPUs of CUDA whose generators count, too.
-    """
+    """Return the state of the global random generators of torch, of these GPUs, Python
+    and numpy, in a form that safe loading accepts."""
     name, key, *rest = np.random.get_state(legacy=True)
     state = {
         "torch": torch.get_rng_state(),
@@ -201,12 +192,7 @@ def random_state(gpus: list[torch.device]) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
-    """Set the global random generators to a state.
-
-    state: The result of `random_state`.
-    gpus: The GPUs of this process, in the same order. If their number has changed, the
-        further GPUs keep their state.
-    """
+    """Set the global random generators to the result of `random_state`."""
     torch.set_rng_state(state["torch"])
     # the number of GPUs may have changed
     for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):
@@ -227,23 +213,20 @@ def is_epoch_over(trainer: Trainer) -> bool:
 class WholeEpochs(Callback):
     """Corrects which epochs Lightning counts as complete.
 
-    Lightning also counts an epoch that max_steps or max_time cuts short, so a resume
-    would leave out the rest of the epoch. With max_steps, Lightning treats a resume
-    from the end of an epoch as a resume in the middle, and would leave out the next
-    epoch. It also leaves out the validation after the last step.
+    Lightning counts an epoch that max_steps or max_time cuts short, so a resume would
+    leave out its rest. With max_steps, it takes the end of an epoch for the middle of
+    the next one, and leaves out the validation after the last step.
     """
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Let Lightning validate after the last step of max_steps, as it does when
-        something else ends a training."""
+        """Let Lightning validate after the last step of max_steps."""
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Change the counts in the checkpoint if Lightning has counted an epoch that
-        was cut short."""
+        """Take an epoch that was cut short out of the counts."""
         epochs = saved_epochs(checkpoint)
         is_counted = epochs["current"]["processed"] == epochs["current"]["ready"]
         if is_counted and not is_epoch_over(trainer):
@@ -265,13 +248,11 @@ class WholeEpochs(Callback):
 
 
 class PlateauFirst(Checkpoint):
-    """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before
-    the checkpoint is written. Lightning steps it after the checkpoint, so a resume
-    would lose the step.
+    """Steps each ReduceLROnPlateau before the checkpoint of an epoch is written.
+    Lightning steps it later, so a resume would lose the step.
 
-    The module may log the watched value in `on_train_epoch_end`, so this class must
-    step later. Lightning calls each callback of type Checkpoint after the module, which
-    is why this class is one.
+    It is a Checkpoint because Lightning calls those after the module, which may log the
+    watched value in `on_train_epoch_end`.
     """
 
     resumed: dict[str, Tensor] = {}
@@ -291,8 +272,8 @@ class PlateauFirst(Checkpoint):
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the values that the schedules watch. A validation in the middle of an
-        epoch may have measured them, and a resume does not measure them again."""
+        """Save the values that the schedules watch: a resume after their validation
+        does not measure them again."""
         names = {config.monitor for config in trainer.lr_scheduler_configs}
         metrics = trainer.callback_metrics
         checkpoint["watched"] = {x: metrics[x] for x in metrics if x in names}
@@ -300,13 +281,10 @@ class PlateauFirst(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the saved values until the training starts."""
         self.resumed = checkpoint.get("watched", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the saved values back to the Trainer, in which a schedule looks for
-        them."""
-        trainer.callback_metrics.update(self.resumed)  # of a validation before the stop
+        trainer.callback_metrics.update(self.resumed)
 
 
 class ResumedOptimizer(Callback):
@@ -350,11 +328,8 @@ class ResumedOptimizer(Callback):
     def on_load_checkpoint(
         self, trainer: Any, model: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Check the states before Lightning restores them. Evaluation needs no such
-        state and checks nothing.
-
-        Raise UserError if the code or the length of the training has changed.
-        """
+        """Raise UserError if the code or the length of the training has changed, before
+        Lightning restores the states."""
         if trainer.state.fn != "fit":
             return
         optimizers = checkpoint["optimizer_states"]
@@ -379,14 +354,10 @@ class ResumedOptimizer(Callback):
 
 
 def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state so that it fits the optimizer of this run.
+    """Change a saved state, in place, so that it fits the optimizer of this run.
 
-    Options such as `fused` keep the value of this run. The moments get the same memory
-    layout as the weights, because a fused step relies on an equal layout.
-
-    optimizer: The optimizer of this run.
-    saved: The result of `state_dict` of an optimizer of the same parameters. It is
-        changed in place.
+    Options such as `fused` keep the value of this run. The moments get the memory
+    layout of the weights, on which a fused step relies.
 
     Raise UserError for the moments of another parameter.
     """
@@ -415,12 +386,9 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the options of the model differ from the options in the
-    checkpoint, because the user's code has changed. With other parameter groups, a
-    fused step would read the state of another parameter, past its end.
-
-    saved: The result of `schedule_options` when the checkpoint was written.
-    """
+    """Raise UserError if `schedule_options` has changed since the checkpoint, with the
+    user's code. With other parameter groups, a fused step would read the state of
+    another parameter, past its end."""
     options = schedule_options(model)
     for name, value in saved.items():
         if value != options.get(name):
@@ -433,11 +401,7 @@ def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
 
 def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     """Raise UserError if the saved schedule was made for another length of the
-    training.
-
-    A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
-    would have had other rates.
-    """
+    training: the epochs so far would have had other rates."""
     name: Any = model.scheduler
     argument = name and length_argument(name, model.scheduler_args)
     if not argument:
