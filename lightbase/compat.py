@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelPruning, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 
@@ -317,12 +317,6 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
-
-
-def keeps_masks(callback: ModelPruning) -> bool:
-    """Return whether a ModelPruning saves each weight as a mask and the weight before
-    the pruning. A network without masks cannot read such a checkpoint."""
-    return not callback._make_pruning_permanent
 
 
 def follow_until_averaged(callback: WeightAveraging, module: LightningModule) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightbase.compat import batch_index, logged_step, num_batches
-from lightbase.config.errors import UserError, say
+from lightbase.config.errors import UserError
 from lightbase.data.batches import to_host
 from lightbase.data.module import BaseDataModule
 from lightbase.model.metrics import (
@@ -172,16 +172,6 @@ class Curves(Callback):
         self.means["epoch"] = Accumulator(metrics.clone(), "train/", classes)
         self.means["train"].epoch = self.means["epoch"]
         pl_module.prepare_net(trains=stage == "fit")
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print a line about each parameter group if there are several groups."""
-        groups = parameter_groups(trainer)
-        if len(groups) > 1:
-            for name, group in groups.items():
-                # a schedule may start below the group's rate
-                lr = float(group.get("initial_lr", group["lr"]))
-                num = len(group["params"])
-                say(f"Parameter group {name}: {num} parameter tensors, lr {lr:g}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the accumulators of this process if the run resumes.

@@ -18,11 +18,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import (
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -129,7 +125,6 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,  # the file is replaced, not numbered
         )
         self.step_at_epoch_end = 0  # global_step when the newest epoch was saved
-        self.has_told = False  # that the metric was NaN
         self.best_epoch = 0
         self.best_loss = math.inf
 
@@ -137,17 +132,6 @@ class RunCheckpoint(ModelCheckpoint):
     def state_key(self) -> str:
         """The key of this callback's state, of which a run has several."""
         return f"{type(self).__qualname__}/{self.filename}"
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError for a callback that averages weights after the last
-        validation. A check of best.ckpt would find it at the end of a long training."""
-        others = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(x, StochasticWeightAveraging) for x in others):
-            raise UserError(
-                "StochasticWeightAveraging averages weights after the last validation",
-                "use WeightAveraging of Lightning, by steps",
-                2,
-            )
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if the sanity check has not logged the metric of --monitor.
@@ -172,18 +156,6 @@ class RunCheckpoint(ModelCheckpoint):
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if `every_n_epochs` is None. Say once that the metric is
-        NaN."""
-        super().on_validation_end(trainer, pl_module)
-        value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
-        if value.isnan() and not self.has_told and not trainer.sanity_checking:
-            epoch = trainer.current_epoch + 1
-            say(
-                f"{self.monitor} is NaN in epoch {epoch}: this epoch cannot be the best"
-            )
-            self.has_told = True
 
     def is_better(self, trainer: Trainer) -> bool:
         """Return whether this epoch is better than the best one before it: the same in

@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
-    ModelPruning,
     ProgressBar,
+    StochasticWeightAveraging,
     WeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
@@ -32,7 +32,7 @@ from lightning.pytorch.utilities.exceptions import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightbase.compat import epochs_done, keeps_masks
+from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, first_line, imported, rank, say
 from lightbase.config.files import json_text, read_json, relative_to_cwd
 from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
@@ -424,7 +424,8 @@ def check_callbacks(callbacks: list[Callback]) -> None:
     """Raise UserError for callbacks of the config that do not go with a run.
 
     A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
-    size or a learning rate would train with other settings than the run records.
+    size or a learning rate would train with other settings than the run records. An
+    average after the last validation would never be in best.ckpt.
     """
     for callback in callbacks:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
@@ -433,11 +434,11 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "the run; search before the run, with scripts/tune.py",
                 status=2,
             )
-        if isinstance(callback, ModelPruning) and keeps_masks(callback):
+        if isinstance(callback, StochasticWeightAveraging):
             raise UserError(
-                "trainer.callbacks: ModelPruning without make_pruning_permanent saves "
-                "weights that no network takes",
-                "leave make_pruning_permanent out",
+                "trainer.callbacks: StochasticWeightAveraging averages weights after "
+                "the last validation",
+                "use WeightAveraging of Lightning, by steps",
                 2,
             )
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:

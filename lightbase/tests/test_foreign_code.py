@@ -162,16 +162,6 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
             f"{ON_TINY} --model.metrics.t torchmetrics.wrappers.MetricTracker",
             "by a name",
         ),
-        (
-            f"{ON_TINY} --model.scheduler ReduceLROnPlateau "
-            "--model.scheduler_interval step",
-            "scheduler_interval step",
-        ),
-        (
-            f"{ON_TINY} --trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn "
-            "l1_unstructured --trainer.callbacks.make_pruning_permanent false",
-            "make_pruning_permanent",
-        ),
     ],
 )
 def test_mistakes_in_foreign_code_are_told_in_two_lines(tmp_path, capsys, flags, words):

@@ -380,13 +380,6 @@ def try_schedule(model: Any) -> None:
         )
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler = None  # it steps after a validation
-        if model.scheduler_interval == "step":
-            raise UserError(
-                "model.scheduler_interval step: ReduceLROnPlateau steps after a "
-                "validation",
-                "leave it out",
-                2,
-            )
     try:
         for _ in range(3):
             optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss

@@ -209,8 +209,8 @@ def first_loader(loaders: Any) -> Any:
 
 
 def write_metric_values(trainer: Any, stage: Stage) -> None:
-    """Write metrics/STAGE_NAME.json in the run's folder for each metric that is no
-    curve. A later call overwrites the file. Print a line about each new file."""
+    """Write metrics/STAGE_NAME.json in the run's folder for each metric that has no
+    curve. A later call overwrites the file."""
     model = trainer.lightning_module
     if not trainer.is_global_zero or not isinstance(model, BaseModule):
         return
@@ -219,8 +219,6 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
     for name, value in means.non_scalar_values.items():
         folder.mkdir(exist_ok=True)
         file = folder / f"{means.prefix[:-1]}_{as_curve_names([name])[0]}.json"
-        if not file.exists():
-            say(f"Metric {name} is no curve: its values are in metrics/{file.name}")
         write_whole(file, json.dumps(value, default=Tensor.tolist))
 
 
