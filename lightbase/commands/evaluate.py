@@ -37,7 +37,7 @@ from lightbase.model.module import BaseModule
 from lightbase.model.predictions import MISFITS, class_names, columns_of, confusion
 from lightbase.run.devices import describe_devices
 from lightbase.run.fit import NO_TEST, run_test
-from lightbase.run.stops import StopOnSignal, leave
+from lightbase.run.stops import StopOnSignal, end_processes
 
 
 def main(args: arguments.Args = None) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def main(args: arguments.Args = None) -> dict[str, Any]:
         with trainer_of(spec, model, callbacks) as trainer:
             say(describe_devices(trainer))
             metrics = run_test(trainer, model, data, None)
-        leave(trainer)
+        end_processes(trainer)
         if not metrics:
             raise UserError(NO_TEST)
     names = sorted(metrics, key=is_of_class)

@@ -52,7 +52,7 @@ from lightbase.run.devices import (
     num_processes_started,
     short_device_errors,
 )
-from lightbase.run.folder import Run, root_folder, script_command
+from lightbase.run.folder import LockedFolder, root_folder, script_command
 from lightbase.run.record import RunRecorder, best_callback, recorder_of
 from lightbase.run.signals import SIGNALS, Stopped
 from lightbase.run.state import (
@@ -66,7 +66,7 @@ from lightbase.run.stops import (
     Patience,
     StopOnSignal,
     StopWithoutLoss,
-    leave,
+    end_processes,
 )
 
 
@@ -75,7 +75,9 @@ def train(
     model: LightningModule,
     data: LightningDataModule,
     dry_run: Callable[[RunSpec, LightningModule, LightningDataModule], None],
-    open_loggers: Callable[[RunSpec, Run | None], AbstractContextManager[list[Logger]]],
+    open_loggers: Callable[
+        [RunSpec, LockedFolder | None], AbstractContextManager[list[Logger]]
+    ],
     watching: Sequence[Callback] = (),
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
@@ -103,7 +105,7 @@ def train(
     monitor = choose_monitor(config, model, data)
     run = None
     if rank() == 0 and not config.trainer.fast_dev_run:
-        run = Run(root, config.name, spec.folder)
+        run = LockedFolder(root, config.name, spec.folder)
     try:
         folder = root
         if run:
@@ -134,7 +136,7 @@ def train(
 
 
 def end_early(
-    run: Run, error: Exception | Stopped, config: Any, model: LightningModule
+    run: LockedFolder, error: Exception | Stopped, config: Any, model: LightningModule
 ) -> None:
     """Remove the folder of a new run that has written no checkpoint. After a signal,
     `error` gets the command that continues a run with a checkpoint.
@@ -158,7 +160,7 @@ def end_early(
         run.discard()
 
 
-def resume_command(run: Run) -> str:
+def resume_command(run: LockedFolder) -> str:
     """Return the command that continues this run, for the working folder."""
     start = "torchrun (or srun) ..."
     if num_processes_started() == (0, 0):
@@ -172,7 +174,7 @@ def fit_and_test(
     model: LightningModule,
     data: LightningDataModule,
     spec: RunSpec,
-    run: Run | None,
+    run: LockedFolder | None,
 ) -> dict[str, Any]:
     """Train, test the best checkpoint unless --test is false, and write and print the
     results. Return the content of metrics.json.
@@ -202,7 +204,7 @@ def fit_and_test(
     SIGNALS.waits = True  # the run is complete: a signal no longer ends it
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
-    leave(trainer)
+    end_processes(trainer)
     say_results(values, best, without)
     if run:
         say(f"Run folder: {relative_to_cwd(run.folder)}")
@@ -211,7 +213,7 @@ def fit_and_test(
     return values
 
 
-def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
+def how_to_test(spec: RunSpec, run: LockedFolder | None, best: Path | None) -> str:
     """Return the line in place of a test that --test false has left out.
 
     best: The checkpoint that would be tested, or None.
@@ -246,7 +248,7 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
         # the state is saved; Lightning would exit with status 0 (its issue 21623)
         SIGNALS.waits = False
         recorder.write_progress(trainer)
-        leave(trainer)
+        end_processes(trainer)
         if trainer.local_rank > 0 and num_processes_started() == (0, 0):
             # Lightning has started this process. It ends the run if one fails.
             sys.exit(0)
@@ -350,7 +352,7 @@ def say_results(
 def make_callbacks(
     spec: RunSpec,
     folder: Path,
-    run: Run | None,
+    run: LockedFolder | None,
     monitor: Monitor | None,
     watching: Sequence[Callback],
 ) -> list[Callback]:

@@ -21,7 +21,7 @@ MAX_NAME_BYTES = 255
 """The longest name of a folder on Linux, macOS and Windows."""
 
 
-class Run:
+class LockedFolder:
     """The folder ROOT/NAME/version_N of a run. It is locked against other processes
     until `close`.
 

@@ -15,7 +15,7 @@ from lightbase.config.files import json_text
 from lightbase.config.paths import PROJECT
 from lightbase.model.curves import num_steps
 from lightbase.run.checkpoint import RunCheckpoint
-from lightbase.run.folder import Run
+from lightbase.run.folder import LockedFolder
 
 Values = dict[str, Any]
 
@@ -36,7 +36,9 @@ class RunRecorder(Callback):
 
     validated_epoch = -1
 
-    def __init__(self, config: Values, text: str, run: Run | None = None) -> None:
+    def __init__(
+        self, config: Values, text: str, run: LockedFolder | None = None
+    ) -> None:
         self.config = config
         self.text = text
         self.run = run

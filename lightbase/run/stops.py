@@ -128,10 +128,10 @@ class StopOnSignal(Callback):
         """End the process group in a process of ddp_spawn, which ends here and not at
         the end of the script."""
         if multiprocessing.parent_process() is not None:
-            leave(trainer)
+            end_processes(trainer)
 
 
-def leave(trainer: Trainer) -> None:
+def end_processes(trainer: Trainer) -> None:
     """End the process group of torch.distributed, and wait for the processes that this
     one has started. Raises UserError if one of them has failed."""
     if dist.is_initialized():

@@ -30,7 +30,7 @@ from lightbase.config.names import WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
 from lightbase.model.curves import run_folder
-from lightbase.run.folder import Run, root_folder
+from lightbase.run.folder import LockedFolder, root_folder
 from lightbase.setup.build import instantiate
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
@@ -56,7 +56,7 @@ class RunTensorBoard(TensorBoardLogger):
 
 
 @contextmanager
-def open_loggers(spec: RunSpec, run: Run | None) -> Iterator[list[Logger]]:
+def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
     """Within this context, the loggers of a run are open. At its end, the run at W&B
     ends, with status 1 after an error. Otherwise the next run of the same process would
     continue it.
@@ -128,7 +128,7 @@ class LoggedSettings(Callback):
             logger.save()
 
 
-def make_loggers(spec: RunSpec, run: Run | None) -> list[Logger]:
+def make_loggers(spec: RunSpec, run: LockedFolder | None) -> list[Logger]:
     """Build the loggers that trainer.logger names. Without this setting, the logger is
     TensorBoard's. With false or an empty list there is none.
 
@@ -147,7 +147,7 @@ def make_loggers(spec: RunSpec, run: Run | None) -> list[Logger]:
     return [make_logger(spec, config, run) for config in configs or [TENSORBOARD]]
 
 
-def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
+def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     """Build a logger. Arguments that the config leaves out follow from the run.
 
     TensorBoard and CSV files are written into the folder of the run. W&B writes there,
