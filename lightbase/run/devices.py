@@ -55,13 +55,11 @@ def num_processes_started() -> tuple[int, int]:
 
 
 def settle_devices(trainer: Any) -> None:
-    """Fill in the Trainer's flags that the user left open.
+    """Fill in the Trainer's flags that the user left open, in place.
 
     With torchrun or SLURM, they follow from the processes that it has started. Without
     them, a run gets one device. But if the user gave a strategy or a number of
     machines, it gets all devices, as in Lightning.
-
-    trainer: The Trainer's flags. They are changed in place.
     """
     on_each, num_nodes = num_processes_started()
     if on_each * num_nodes > 1:
@@ -76,13 +74,10 @@ def settle_devices(trainer: Any) -> None:
 
 
 def parse_devices(devices: Any) -> Sequence[int]:
-    """Return trainer.devices as the indices of the devices. They are empty if the flag
-    asks for all devices.
+    """Return the indices of the devices. They are empty if the flag asks for all.
 
     devices: The flag: a number, a list, or text such as "auto", "2" (two devices) or
         "0,1" (these devices).
-
-    Raise UserError for other text.
     """
     if devices == "auto":
         return []
@@ -99,13 +94,11 @@ def parse_devices(devices: Any) -> Sequence[int]:
 
 
 def check_processes(number: int, num_nodes: int) -> None:
-    """Raise UserError if torchrun or SLURM has started other numbers of processes, or
-    if several machines are asked for and nothing has started them. Lightning would
-    wait for the machines, and would find another number of processes only after the
-    first process has loaded the data.
+    """Raise UserError if torchrun or SLURM has started another number of processes, or
+    if nothing has started the other machines, for which Lightning would wait.
 
-    number: How many devices of each machine the flags ask for; 0 means all.
-    num_nodes: How many machines the flags ask for.
+    number: The devices of each machine that the flags ask for; 0 means all.
+    num_nodes: The machines that the flags ask for.
     """
     on_each, started_nodes = num_processes_started()
     if not on_each:
@@ -122,8 +115,7 @@ def check_processes(number: int, num_nodes: int) -> None:
 
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
-    there. Only the first process looks for them, so that the error is printed once. An
-    index that is given twice is left to Lightning, which refuses it.
+    there. Only the first process looks for GPUs, so that the error is printed once.
 
     trainer: The Trainer's flags, after `settle_devices`.
     """
@@ -157,11 +149,8 @@ def check_devices(trainer: Any) -> None:
 
 
 def forks_processes(trainer: Any) -> bool:
-    """Return whether the processes that train are forked from this one. This process
-    must not start CUDA then: a forked process could not use it.
-
-    trainer: The Trainer's flags.
-    """
+    """Return whether the processes that train are forked from this one, by the
+    Trainer's flags. They could not use CUDA if this process had started it."""
     return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
 
 
@@ -180,10 +169,7 @@ def check_one_device(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """Within this context, torch computes with a number of threads.
-
-    number: --num_threads. None changes nothing.
-    """
+    """Within this context, torch computes with this number of threads, unless None."""
     num_before = torch.get_num_threads()
     torch.set_num_threads(number or num_before)
     try:
@@ -193,11 +179,8 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 
 def devices_of(strategy: Any) -> list[torch.device]:
-    """Return the devices of a run on this machine.
-
-    strategy: The Trainer's strategy. A strategy for a single device has no list of
-        devices, only `root_device`.
-    """
+    """Return the devices of a run on this machine. The strategy of a single device has
+    no list of them."""
     return getattr(strategy, "parallel_devices", None) or [strategy.root_device]
 
 

@@ -67,8 +67,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals within this context. Afterwards the earlier handlers are
-        back."""
+        """Handle signals within this context."""
         handlers: dict[int, Any] = {x: signal.getsignal(x) for x in NUMBERS}
         self.received = 0
         self.install()

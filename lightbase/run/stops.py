@@ -28,10 +28,7 @@ from lightbase.run.signals import SIGNALS
 
 class StopWithoutLoss(Callback):
     """Stops if training_step has returned None for all batches of an epoch, because
-    nothing was trained. A model with manual optimization is not checked.
-
-    If training_step returns None for some batches, Lightning skips these batches.
-    """
+    nothing was trained. A model with manual optimization is not checked."""
 
     has_loss = True
 
@@ -42,13 +39,6 @@ class StopWithoutLoss(Callback):
 
     def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
         self.has_loss = self.has_loss or bool(outputs)
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, _: Any
-    ) -> None:
-        """In the first epoch, write no checkpoint of weights that were not trained."""
-        if trainer.current_epoch == 0:
-            self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if no process has had a loss in this epoch."""
@@ -75,10 +65,9 @@ class StopOnSignal(Callback):
     every 10 steps whether one of them got a signal. A signal in the last step of an
     epoch or in a validation stops the training when the epoch is saved.
 
-    This replaces the signal handling of Lightning 2.6, which also stops between two
-    batches of an accumulation and within a validation. With several processes,
-    Lightning communicates in the signal handler, even while another exchange is
-    running. It also communicates before every batch, and each time waits for the GPU.
+    Lightning 2.6 would also stop within an accumulation or a validation. With several
+    processes it communicates in the signal handler and before every batch, and waits
+    for the GPU each time.
     """
 
     every_n_steps = 10
