@@ -185,14 +185,13 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
 
 
 def check_transforms(data: BaseDataModule) -> None:
-    """Raise UserError if `normalize` or `augment` would leave a part of the batch
-    unchanged that has to change with the inputs: further images, masks, target images.
+    """Raise UserError if `normalize` or `augment`, which get the inputs only, would
+    leave a part of the batch unchanged that has to change with them: masks, target
+    images, further images.
 
-    The two hooks get the inputs only. `transform_batch` and `on_after_batch_transfer`
-    get all parts, so data that overrides one of them is not checked. A third part has
-    to change, because nobody knows what it is. A target has to change if it has the
-    shape and dtype of the inputs, or if images are augmented that have its height and
-    width.
+    Data that overrides `transform_batch` or `on_after_batch_transfer`, which get all
+    parts, is not checked. A target has to change if it has the shape and dtype of the
+    inputs, or if images are augmented that have its height and width.
     """
     batch = data.splits["train"].__getitems__([0])
     inputs = inputs_of(batch)
@@ -201,23 +200,18 @@ def check_transforms(data: BaseDataModule) -> None:
     overridden = {hook for hook in HOOKS if is_overridden(hook, data, BaseDataModule)}
     if not overridden or not overridden <= {"normalize", "augment"}:
         return
-    problem = ""
-    if len(batch) > 2:
-        problem = f"a batch of {type(data).__name__} has {len(batch)} parts"
+    has_to_change = len(batch) > 2
     for target in tensors_in(batch[1:]):
-        is_alike = target.shape == inputs.shape and target.dtype == inputs.dtype
+        if target.shape == inputs.shape and target.dtype == inputs.dtype:
+            # a single number is no vector: numbers are predicted from numbers
+            has_to_change = has_to_change or inputs[0].numel() > 1
         are_images = min(target.dim(), inputs.dim()) > 2
-        is_mask = are_images and target.shape[-2:] == inputs.shape[-2:]
-        # a single number is no vector: numbers are predicted from numbers
-        is_alike = is_alike and inputs[0].numel() > 1
-        if is_alike or (is_mask and "augment" in overridden):
-            problem = (
-                f"{type(data).__name__} has targets {tuple(target.shape[1:])} for "
-                f"inputs {tuple(inputs.shape[1:])}"
-            )
-    if problem:
+        if are_images and target.shape[-2:] == inputs.shape[-2:]:
+            has_to_change = has_to_change or "augment" in overridden
+    if has_to_change:
         raise UserError(
-            f"{problem}, and normalize and augment get the first part only",
+            f"{type(data).__name__}: normalize and augment get the first part of a "
+            "batch only, and others have to change with it",
             "override transform_batch(batch, training), which gets all",
             2,
         )
