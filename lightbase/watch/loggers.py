@@ -24,14 +24,13 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
 from lightbase.compat import saved_logged_step
-from lightbase.config.errors import UserError, first_line, say
+from lightbase.config.errors import UserError, first_line, imported, say
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.names import WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
 from lightbase.model.curves import run_folder
 from lightbase.run.folder import LockedFolder, root_folder
-from lightbase.setup.build import instantiate
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
 """The logger of a run whose config names none."""
@@ -189,9 +188,7 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     try:
         if config.class_path == TENSORBOARD.class_path:
             return RunTensorBoard(**options)
-        config = Namespace(class_path=config.class_path, init_args=Namespace(options))
-        settings = Namespace(trainer=Namespace(logger=config))
-        logger: Logger = instantiate(spec, settings).trainer.logger
+        logger: Logger = imported("trainer.logger", config.class_path)(**options)
         if isinstance(logger, WandbLogger | MLFlowLogger):
             _ = logger.experiment  # starts the run at the server
         return logger
