@@ -256,7 +256,7 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
 
 
 LENGTHS = ("epochs", "steps", "train_seconds")
-"""Keys of metrics.json that are no metrics."""
+"""Keys of metrics.json beside the metrics."""
 
 NO_TEST = (
     "No test: the model or the data has none, the data has no batch for it, or nothing "

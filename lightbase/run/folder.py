@@ -110,7 +110,7 @@ def check_name(root: Path, name: str) -> None:
     is_other = not parts or any(map(NO_NAME.fullmatch, parts))
     if is_long or is_other or not name.isprintable():
         raise UserError(
-            f"--name {name[:99]!r} is no name for a folder below {root}",
+            f"--name {name[:99]!r} is not a name for a folder below {root}",
             f"give at most {MAX_NAME_BYTES} bytes, without control characters and "
             "version_N",
             2,
@@ -186,7 +186,7 @@ def is_running(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-    except OSError as error:  # there is no way to find out
+    except OSError as error:  # unknown
         return error.errno != errno.EROFS
 
 

@@ -21,7 +21,7 @@ NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]
 
 ERASE_LINE = b"\r\x1b[J"
-"""Lets a terminal erase the line of the cursor, and what is below."""
+"""Lets a terminal erase the line of the cursor and everything below."""
 
 SAVING = b"Stopping when the state is saved; a second Ctrl-C ends at once\n"
 

@@ -164,7 +164,7 @@ class NeverALoss(Classifier):
 @pytest.mark.parametrize(
     ("name", "flag"),
     [
-        ("ReturnsAResult", ""),
+        ("ReturnsAResult", "--trainer.log_every_n_steps 9"),
         ("NeverALoss", "--trainer.accumulate_grad_batches 4"),
     ],
 )

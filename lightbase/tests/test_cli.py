@@ -94,7 +94,7 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --trainer.callbacks Foo | Foo
 --monitor val/f1 | val/f1 | val/acc
 --name ../x | ../x
---name=a/version_0 | no name for a folder below
+--name=a/version_0 | not a name for a folder below
 --trainer.accelerator tpu | trainer flags
 --model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
 --monitor train/foo --patience 2 | train/foo

@@ -66,6 +66,6 @@ def test_a_run_whose_folder_is_removed_ends_with_two_lines(
 @pytest.mark.parametrize("name", ["a" * 300, "x/" + "b" * 256, "a\nb", "a\x1b[31m"])
 def test_names_that_no_folder_should_have_are_refused(train, tmp_path, capsys, name):
     error = refused(capsys, tmp_path, lambda: train("--name", name))
-    assert "is no name for a folder" in error
+    assert "is not a name for a folder" in error
     again = lambda: train("--ckpt_path last --name", name)  # noqa: E731
-    assert "is no name for a folder" in fails(capsys, 2, again)
+    assert "is not a name for a folder" in fails(capsys, 2, again)

@@ -203,7 +203,7 @@ def check_transforms(data: BaseDataModule) -> None:
     has_to_change = len(batch) > 2
     for target in tensors_in(batch[1:]):
         if target.shape == inputs.shape and target.dtype == inputs.dtype:
-            # a single number is no vector: numbers are predicted from numbers
+            # numbers are predicted from a single number
             has_to_change = has_to_change or inputs[0].numel() > 1
         are_images = min(target.dim(), inputs.dim()) > 2
         if are_images and target.shape[-2:] == inputs.shape[-2:]:

@@ -69,8 +69,8 @@ class PredictionFigures(Callback):
     At the start it draws `inputs/train`: training images as the network gets them.
     After a validation or the test it draws the predictions, in the way that the
     module's `task` needs. It keeps the predictions of all samples for this, but only
-    about NUM_MASKS masks, spread over the data set. It also writes metrics that are no
-    curves to files.
+    about NUM_MASKS masks, spread over the data set. It also writes metrics without a
+    curve to files.
 
     every_n_epochs: Draw after the validations of each such epoch, and of the last one
         that trainer.max_epochs allows. 0 draws no pictures at all.
@@ -158,7 +158,7 @@ class PredictionFigures(Callback):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the metrics that are no curves. Draw what all processes have kept, if
+        """Write the metrics without a curve. Draw what all processes have kept, if
         they have kept anything; the first one draws. If a batch does not fit the task,
         or has samples of another shape, print a line, and draw no more predictions."""
         if trainer.sanity_checking:

@@ -14,7 +14,7 @@ from lightbase.run.stops import in_any_process
 
 LOWER_RATE = (
     "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
-    "32-true; --stop_on_nan false goes on all the same"
+    "32-true; --stop_on_nan false continues anyway"
 )
 """The way out for a loss or a weight that is NaN or infinite."""
 
