@@ -271,13 +271,19 @@ def skip_ended_epoch(trainer: Any) -> None:
         loop.epoch_loop.restarting = False
 
 
-def step_schedulers(trainer: Any, interval: str) -> None:
-    """Step the schedules that have this interval, by Lightning's rules. It does so
-    itself for "step" and "epoch", after it has written the epoch's checkpoint. Only the
-    loop has a function for it."""
-    trainer.fit_loop.epoch_loop.update_lr_schedulers(
-        interval, update_plateau_schedulers=True
-    )
+def take_over_plateau_schedules(trainer: Any) -> Callable[[], None]:
+    """Return a function that steps the schedules of an epoch that watch a metric. From
+    now on Lightning does not step them: it would do so after it has written the epoch's
+    checkpoint. No issue is known."""
+    loop = trainer.fit_loop.epoch_loop
+    update = loop.update_lr_schedulers
+
+    def update_others(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "step" or not update_plateau_schedulers:
+            update(interval, update_plateau_schedulers)
+
+    loop.update_lr_schedulers = update_others
+    return functools.partial(update, "epoch", update_plateau_schedulers=True)
 
 
 def leave_out_signals(trainer: Any) -> None:

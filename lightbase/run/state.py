@@ -38,7 +38,7 @@ from lightbase.compat import (
     resumes_within_epoch,
     saved_epochs,
     skip_ended_epoch,
-    step_schedulers,
+    take_over_plateau_schedules,
 )
 from lightbase.config.errors import UserError, first_line, raised_at, say
 from lightbase.config.spec import as_plain
@@ -257,17 +257,10 @@ class PlateauFirst(Checkpoint):
 
     resumed: dict[str, Tensor] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the schedules an interval at which Lightning steps none. Callbacks such
-        as LearningRateMonitor know "any", too."""
-        for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau and config.interval == "epoch":
-                config.interval = "any"
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step the schedules, unless the epoch was cut short."""
         if is_epoch_over(trainer):
-            step_schedulers(trainer, "any")
+            self.step_schedules()
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
@@ -284,6 +277,7 @@ class PlateauFirst(Checkpoint):
         self.resumed = checkpoint.get("watched", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.step_schedules = take_over_plateau_schedules(trainer)
         trainer.callback_metrics.update(self.resumed)
 
 
