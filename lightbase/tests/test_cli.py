@@ -110,7 +110,6 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 # a command line, and what its error names
 DOES_NOT_FIT = """
 --trainer.accelerator gpu | gpu | cpu
---trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt

@@ -174,6 +174,8 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
             continue  # the samples of its loaders are others
         if split in data.splits and not (split == "val" and data.validates_on_test):
             sizes.append(f"{len(data.splits[split]):,} {name}")
+            if data.val_split == "grouped" and split in data.split_groups:
+                sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
     text = f"Data: {type(data).__name__}, {', '.join(sizes)} samples"
     if data.num_classes:
         text += f" of {data.num_classes} classes"
