@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelPruning, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 
@@ -271,12 +271,19 @@ def skip_ended_epoch(trainer: Any) -> None:
         loop.epoch_loop.restarting = False
 
 
-def step_plateau_schedulers(trainer: Any) -> None:
-    """Step the schedules of an epoch that watch a metric. Lightning does it after it
-    has written the epoch's checkpoint. Only the loop has a function for it."""
-    trainer.fit_loop.epoch_loop.update_lr_schedulers(
-        "epoch", update_plateau_schedulers=True
-    )
+def take_over_plateau_schedules(trainer: Any) -> Callable[[], None]:
+    """Return a function that steps the schedules of an epoch that watch a metric. From
+    now on Lightning does not step them: it would do so after it has written the epoch's
+    checkpoint. No issue is known."""
+    loop = trainer.fit_loop.epoch_loop
+    update = loop.update_lr_schedulers
+
+    def update_others(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "step" or not update_plateau_schedulers:
+            update(interval, update_plateau_schedulers)
+
+    loop.update_lr_schedulers = update_others
+    return functools.partial(update, "epoch", update_plateau_schedulers=True)
 
 
 def leave_out_signals(trainer: Any) -> None:
@@ -316,12 +323,6 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
-
-
-def keeps_masks(callback: ModelPruning) -> bool:
-    """Return whether a ModelPruning saves each weight as a mask and the weight before
-    the pruning. A network without masks cannot read such a checkpoint."""
-    return not callback._make_pruning_permanent
 
 
 def follow_until_averaged(callback: WeightAveraging, module: LightningModule) -> None:

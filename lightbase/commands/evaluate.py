@@ -27,7 +27,7 @@ from lightbase.model.module import BaseModule
 from lightbase.model.predictions import MISFITS, class_names, columns_of, confusion
 from lightbase.run.devices import describe_devices
 from lightbase.run.fit import NO_TEST, run_test
-from lightbase.run.stops import StopOnSignal, leave
+from lightbase.run.stops import StopOnSignal, end_processes
 
 TASKS = ("multiclass", "multilabel", "segmentation")
 """The tasks that have classes or labels."""
@@ -47,7 +47,7 @@ def run(options: Namespace) -> dict[str, Any]:
     with trainer_of(spec, model, callbacks) as trainer:
         say(describe_devices(trainer))
         metrics = run_test(trainer, model, data, None)
-    leave(trainer)
+    end_processes(trainer)
     if not metrics:
         raise UserError(NO_TEST)
     names = sorted(metrics, key=is_of_class)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lightning import LightningDataModule, LightningModule
+from lightning import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
@@ -30,21 +30,19 @@ from lightbase.config.spec import (
 from lightbase.model.module import BaseModule
 from lightbase.run import fit
 from lightbase.run.devices import DataParallelStrategy, check_one_device, cpu_threads
-from lightbase.run.fit import Extra
 from lightbase.run.folder import root_folder
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
 from lightbase.setup.resume import find_restart, load_restart, resumed_spec
 from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
-from lightbase.watch.dry_run import DryRun
+from lightbase.watch.dry_run import dry_run
 from lightbase.watch.environment import EnvironmentFile
 from lightbase.watch.figures import PredictionFigures
-from lightbase.watch.loggers import OpenLoggers
+from lightbase.watch.loggers import LoggedSettings, open_loggers
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
 from lightbase.watch.step_timer import StepTimer, advice
 from lightbase.watch.stop_on_nan import StopOnNan
-from lightbase.watch.validated import ValidatedWeights
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -136,7 +134,9 @@ def train_parsed(
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
-        metrics, trainer = fit.train(spec, model, data, make_extras(spec))
+        metrics, trainer = fit.train(
+            spec, model, data, dry_run, open_loggers, make_extras(spec)
+        )
         text = advice(trainer, busy_shares(trainer))
     if text:
         say(f"Advice: {text}")
@@ -148,12 +148,12 @@ def register_strategies() -> None:
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
 
-def make_extras(spec: RunSpec) -> list[Extra]:
+def make_extras(spec: RunSpec) -> list[Callback]:
     """Return the callbacks of a training that only watch, in the order in which they
     are called: the weights are the same without them. The flags choose some of them.
     """
     config = spec.config
-    extras: list[Extra] = [DryRun(), ValidatedWeights(), EnvironmentFile()]
+    extras: list[Callback] = [EnvironmentFile()]
     if config.stop_on_nan:
         extras.append(StopOnNan())
     extras.append(PredictionFigures(config.figures_every_n_epochs))
@@ -161,10 +161,10 @@ def make_extras(spec: RunSpec) -> list[Extra]:
         extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
-    return [*extras, EpochLines(), *progress_bar(spec), OpenLoggers()]
+    return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings(spec)]
 
 
-def progress_bar(spec: RunSpec) -> list[Extra]:
+def progress_bar(spec: RunSpec) -> list[Callback]:
     """Return the progress bar of a run in a list, or an empty list.
 
     --trainer.enable_progress_bar decides. Without this flag there is a bar in a

@@ -23,7 +23,7 @@ from lightbase.run.checkpoint import AtomicCheckpointIO
 from lightbase.run.devices import check_one_device
 from lightbase.run.fit import make_trainer
 from lightbase.run.folder import make_version, root_folder
-from lightbase.watch.dry_run import DryRun
+from lightbase.watch.dry_run import dry_run
 
 RATES = ("model.lr", "model.learning_rate")
 """Names of the learning rate: of a BaseModule, and in Lightning's examples."""
@@ -44,7 +44,7 @@ def run(options: Namespace) -> list[str]:
     spec.trainer["callbacks"] = None  # they would stop the training, or save
     if isinstance(model, BaseModule):
         model.scheduler = None  # the finder has its own
-    DryRun().before_run(spec, model, data)
+    dry_run(spec, model, data)
     folder = make_version(root_folder(spec.config) / f"{spec.config.name}_tune")
     finders = make_finders(options, data)
     trainer = make_trainer(

@@ -1,12 +1,9 @@
-"""The curves of a training, and what callbacks need to know of a run.
+"""The curves and pictures of a training.
 
-`BaseModule.track` adds each batch to an accumulator of `Curves`. `Curves` decides when
-a curve gets a point, and logs the point. Read this class first. The functions above it
-are for all callbacks: the folder of the run, the values of all processes, and the
-number of steps.
-
-Pictures for notebooks, and for the loggers of a run: TensorBoard, W&B and MLflow
-take them.
+Read `Curves` first: `BaseModule.track` adds each batch to one of its accumulators, and
+it decides when a curve gets a point. The functions above it are for all callbacks: the
+folder of the run, the values of all processes, and the number of steps. `log_figure` at
+the end gives a picture to the loggers.
 """
 
 import io
@@ -25,9 +22,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightbase.compat import batch_index, logged_step, num_batches
-from lightbase.config.errors import UserError, say
+from lightbase.config.errors import UserError
 from lightbase.data.module import BaseDataModule
 from lightbase.data.tensors import to_host
 from lightbase.model.metrics import (
@@ -175,16 +173,6 @@ class Curves(Callback):
         self.means["train"].epoch = self.means["epoch"]
         pl_module.prepare_net(trains=stage == "fit")
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print a line about each parameter group if there are several groups."""
-        groups = parameter_groups(trainer)
-        if len(groups) > 1:
-            for name, group in groups.items():
-                # a schedule may start below the group's rate
-                lr = float(group.get("initial_lr", group["lr"]))
-                num = len(group["params"])
-                say(f"Parameter group {name}: {num} parameter tensors, lr {lr:g}")
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the accumulators of this process if the run resumes.
 
@@ -198,18 +186,21 @@ class Curves(Callback):
         self.resumed = {}
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Remember the learning rates of all optimizers: some may take no step in this
-        batch."""
-        # forget the names: they change if a callback adds a parameter group
+        """Note the learning rates of all optimizers: some may take no step in this
+        batch. Forget the names: they change if a callback adds a parameter group."""
         self.rates = {}
         for optimizer in trainer.optimizers:
-            self.on_before_optimizer_step(trainer, None, optimizer)
+            self.note_rates(trainer, optimizer)
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: Any, optimizer: Any
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Remember the learning rates of this step. The schedule changes them before
+        """Note the learning rates of this step. The schedule changes them before
         `on_train_batch_end` is called."""
+        self.note_rates(trainer, optimizer)
+
+    def note_rates(self, trainer: Trainer, optimizer: Optimizer) -> None:
+        """Put the learning rates of an optimizer into `rates`."""
         for name, group in parameter_groups(trainer).items():
             # by identity: two groups may have equal options
             if any(group is stepped for stepped in optimizer.param_groups):
@@ -239,10 +230,9 @@ class Curves(Callback):
         log_point(pl_module, means, logger=False, sync_dist=True)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take new metrics for the validation. A reset would not be enough: a
-        MinMaxMetric would keep the values of the sanity check. They are those of the
-        test, which gets others by `setup`: a profiler may have added hooks to the
-        module's metrics that cannot be copied."""
+        """Let the validation use the metrics of the test, which no batch has reached
+        yet; `setup` makes new ones for the test. A reset would not be enough: a
+        MinMaxMetric would keep the values of the sanity check."""
         test = self.means["test"]
         prefix = self.means["val"].prefix
         self.means["val"] = Accumulator(test.metrics, prefix, test.classes)

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightbase.data.batches import seeded_order
 from scipy import stats
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from lightbase.config.errors import say
+from lightbase.data.sampler import seeded_order
 from lightbase.model.metrics import Accumulator, numbers, sees_batches
 from lightbase.model.module import BaseModule
 from lightbase.model.predictions import MISFITS

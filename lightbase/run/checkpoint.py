@@ -5,29 +5,30 @@ renamed. Reading a file runs no code of the file: the result holds tensors and p
 values only, and the checksum of each record must be right.
 
 `RunCheckpoint` decides when a file is written, `AtomicCheckpointIO` writes it, and
-`load_checked` reads it.
+`load_checked` reads it. `AverageFollows` and `ValidatedWeights` are about the weights
+of best.ckpt: a validation has measured them.
 """
 
 import copy
 import io
 import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from lightbase.compat import follow_until_averaged
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import write_whole
 from lightbase.config.spec import as_plain
 from lightbase.config.tables import as_text
 from lightbase.data.tensors import tensors_in, to_host
-from lightbase.model.curves import stage_name
 from lightbase.model.transfer import load_checked
 
 MAX_PINNED = 2**28
@@ -36,34 +37,29 @@ copying takes longer than waiting."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file in the same folder and renames it. So a
-    file with the final name is always complete. Lightning's class may copy the file to
-    its final name. A crash during the copy would leave an incomplete file.
+    """Writes a checkpoint to a temporary file in the same folder and renames it.
+    Lightning's class may copy the file; a crash would leave an incomplete one.
 
-    checks: Functions that get what best.ckpt would hold, before it is written.
+    validated: Checks the weights of best.ckpt before it is written, unless None.
     """
 
-    def __init__(self, checks: Sequence[Callable[[dict[str, Any]], None]] = ()) -> None:
-        super().__init__()
-        self.checks = checks
+    validated: "ValidatedWeights | None" = None
 
     def save_checkpoint(
         self, checkpoint: Any, path: Any, storage_options: Any = None
     ) -> None:
         """Write a checkpoint to `path`.
 
-        Raise UserError if the file cannot be written, for instance because the disk is
-        full, or if best.ckpt would hold weights that no validation has measured. An
-        earlier file of this name is unchanged then.
+        Raise UserError if the disk is full, or if best.ckpt would hold weights that no
+        validation has measured. An earlier file of this name is unchanged then.
         """
         for key in ("hyper_parameters", "datamodule_hyper_parameters"):
             if key in checkpoint:
                 # for a person who reads the file: runs are rebuilt from their config
                 checkpoint[key] = as_plain(checkpoint[key])
         path = Path(path)
-        if path.name == "best.ckpt":
-            for check in self.checks:
-                check(checkpoint)
+        if self.validated and path.name == "best.ckpt":
+            self.validated.check(checkpoint)
         buffer = io.BytesIO()
         torch.save(from_gpu(checkpoint), buffer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,19 +67,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_whole(path, buffer.getbuffer(), way_out)
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return the content of a checkpoint. Raise UserError as `load_checked`
-        does."""
         return load_checked(Path(path))  # type: ignore[no-any-return]
 
 
 def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the checkpoint with the weights and the states of the optimizers on the
-    CPU.
-
-    All tensors are copied at once, so the host waits once. torch.save would wait for
-    each tensor. The checkpoint is returned as it is if it is large (see MAX_PINNED), or
-    if tensors share memory: copies would lose the sharing.
-    """
+    CPU. The host waits once; torch.save would wait for each tensor. The checkpoint is
+    unchanged if it is large (see MAX_PINNED), or if tensors share memory."""
     keys = checkpoint.keys() & {"state_dict", "optimizer_states"}
     parts = {key: checkpoint[key] for key in keys}
     tensors = {}
@@ -135,65 +125,41 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,  # the file is replaced, not numbered
         )
         self.step_at_epoch_end = 0  # global_step when the newest epoch was saved
-        self.has_told = False  # that the metric was NaN
         self.best_epoch = 0
         self.best_loss = math.inf
 
     @property
     def state_key(self) -> str:
-        """The key of this callback's state in checkpoints. It has the name of the file,
-        because a run has several of these callbacks."""
+        """The key of this callback's state, of which a run has several."""
         return f"{type(self).__qualname__}/{self.filename}"
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError for a callback or a schedule that would go by the test set,
-        see `val_fraction`, and for a callback that averages weights after the last
-        validation. A check of best.ckpt would find it at the end of a long training."""
-        callbacks = trainer.early_stopping_callbacks + trainer.checkpoint_callbacks
-        for watcher in (*callbacks, *trainer.lr_scheduler_configs):
-            name = str(vars(watcher).get("monitor"))
-            if name.startswith("val/") and stage_name(trainer, "val") != "val":
-                raise UserError(
-                    f"a callback or a schedule watches {name}: with data.val_fraction "
-                    "0 there is no validation",
-                    "leave it out, or give --data.val_fraction 0.1",
-                    2,
-                )
-        others = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(x, StochasticWeightAveraging) for x in others):
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise UserError if the sanity check has not logged the metric of --monitor.
+        Lightning alone would find it only at the end of the first epoch."""
+        names = trainer.callback_metrics
+        # Lightning keeps no values of several loaders here
+        has_one_loader = len(trainer.num_sanity_val_batches) == 1
+        if self.monitor and has_one_loader and self.monitor not in names:
             raise UserError(
-                "StochasticWeightAveraging averages weights after the last validation",
-                "use WeightAveraging of Lightning, by steps",
-                2,
+                f"--monitor {self.monitor!r} is not among the metrics of a validation: "
+                f"{', '.join(names)}",
+                status=2,
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the state of a checkpoint needs no other one."""
         super().on_train_start(trainer, pl_module)
         self.step_at_epoch_end = trainer.global_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint. If the metric is not measured yet, as with max_steps in
-        the first epoch, there is nothing to compare, and nothing is written."""
+        """Write the checkpoint, unless the metric is not measured yet, as with
+        max_steps in the first epoch."""
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
             self.step_at_epoch_end = trainer.global_step
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if `every_n_epochs` is None. Print a line the first time
-        that the metric is NaN."""
-        super().on_validation_end(trainer, pl_module)
-        value = trainer.callback_metrics.get(str(self.monitor), torch.zeros(()))
-        if value.isnan() and not self.has_told and not trainer.sanity_checking:
-            epoch = trainer.current_epoch + 1
-            say(
-                f"{self.monitor} is NaN in epoch {epoch}: this epoch cannot be the best"
-            )
-            self.has_told = True
-
     def is_better(self, trainer: Trainer) -> bool:
-        """Return whether this epoch is better than the best one before it. All
-        processes call this, and get the same answer."""
+        """Return whether this epoch is better than the best one before it: the same in
+        all processes, which all call this."""
         current = trainer.callback_metrics.get(str(self.monitor))
         is_best = bool(super().check_monitor_top_k(trainer, current))
         if current is not None and current == self.best_model_score:
@@ -214,16 +180,12 @@ class RunCheckpoint(ModelCheckpoint):
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's state, and the number and the loss of the best epoch."""
         best = {"best_epoch": self.best_epoch, "best_loss": self.best_loss}
         return super().state_dict() | best
 
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Write last.ckpt if a signal has stopped the training between two batches.
-
-        Nothing is written if a validation was interrupted, because Lightning cannot
-        continue from the middle of it, or if the epoch has just been saved.
-        """
+        Lightning cannot continue from the middle of a validation."""
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
         # `training` is false in a validation
@@ -231,8 +193,8 @@ class RunCheckpoint(ModelCheckpoint):
             trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the best score so far if the run continues in its folder. The
-        folder may have been moved."""
+        """Take over the best score so far if the run continues in its folder, which may
+        have been moved."""
         if not Path(self.in_folder("last.ckpt")).exists():
             return  # a new run that starts from another one's checkpoint
         state = state_dict | {"dirpath": str(self.dirpath)}
@@ -244,24 +206,92 @@ class RunCheckpoint(ModelCheckpoint):
         self.best_loss = state.get("best_loss", math.inf)
         super().load_state_dict(state)
 
-    def best_text(self, num_epochs: int) -> str:
-        """Return a line about the best epoch, such as "Best epoch: 2 of 5, val/acc
-        1, val/loss 0.0442", or "" if none is known."""
+    def say_best(self, num_epochs: int) -> None:
+        """Print the best epoch, such as "Best epoch: 2 of 5, val/acc 1, val/loss
+        0.0442", if a metric compares epochs."""
         if not self.best_epoch or self.best_model_score is None:
-            return ""
+            return
         text = f"Best epoch: {self.best_epoch} of {num_epochs}"
         text += f", {self.monitor} {as_text(float(self.best_model_score))}"
         if self.monitor != "val/loss" and math.isfinite(self.best_loss):
-            text += f", val/loss {as_text(float(self.best_loss))}"
-        return text
+            text += f", val/loss {as_text(self.best_loss)}"
+        say(text)
 
     def in_folder(self, path: str) -> str:
-        """Return the path of a checkpoint in the folder of this run; only its file name
-        counts. Return "" for an empty path.
-
-        Lightning deletes the checkpoints that it replaces. So a path in a state must
-        not lead to another folder.
-        """
+        """Return `path`, if it is not empty, in the folder of this run. Lightning
+        deletes the checkpoints that it replaces, so a state must not name others."""
         if not path:
             return ""
         return str(Path(str(self.dirpath), Path(path).name))
+
+
+class AverageFollows(Callback):
+    """Before the first update of a WeightAveraging, lets validations, checkpoints and
+    the end of the training take the weights that train. Lightning must call it before
+    the WeightAveraging."""
+
+    def follow(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
+        """Copy the weights, unless the first update comes at the end of this epoch:
+        after the validation, which would measure other weights."""
+        for callback in trainer.callbacks:
+            is_average = isinstance(callback, WeightAveraging)
+            if is_average and not callback.should_update(
+                epoch_idx=trainer.current_epoch
+            ):
+                follow_until_averaged(callback, pl_module)
+
+    on_validation_epoch_start = on_train_end = follow
+    on_save_checkpoint = follow  # type: ignore[assignment]
+
+
+class ValidatedWeights(Callback):
+    """Compares the weights in best.ckpt with the weights that the validation has
+    measured. They differ if a callback such as ModelPruning changes them in between.
+
+    Lightning must call it before other callbacks. WeightAveraging validates averaged
+    weights and puts the others back when the validation ends.
+
+    step: The number of optimizer steps at the newest validation, -1 before it.
+    measured: The `fingerprints` of the weights in this validation.
+    """
+
+    step = -1
+    measured: dict[str, Tensor] = {}
+
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        self.step = trainer.global_step
+        self.measured = fingerprints(pl_module.state_dict())
+
+    def check(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError if the weights of a checkpoint differ from the weights that
+        were validated after the same step."""
+        if self.step != checkpoint["global_step"]:
+            return
+        saved = fingerprints(checkpoint["state_dict"])
+        saved, measured = to_host((saved, self.measured))
+        if any(saved[name] != measured[name] for name in saved.keys() & measured):
+            raise UserError(
+                "a callback or the model changes the weights between a validation and "
+                "best.ckpt, which would hold others than were measured",
+                "change them after optimizer steps, in on_train_batch_end, or use "
+                "--monitor null",
+            )
+
+
+def fingerprints(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return {name: int64 ()}: the sum of all bytes, for each tensor of floating-point
+    numbers. Sums of integers are exact, so they do not depend on the layout in memory
+    or on the device. Nothing waits for a GPU.
+
+    state: A state_dict. Parameters of lazy modules have no values before the first
+        batch, and are left out.
+    """
+    sums = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or is_lazy(value):
+            continue
+        if value.is_floating_point():
+            sums[name] = value.detach().flatten().view(torch.uint8).sum()
+    return sums

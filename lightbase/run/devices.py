@@ -1,12 +1,8 @@
-"""Which devices there are and which are used. If a flag asks for other devices, an
-error names them.
+"""Which devices a run uses, and the strategy dp.
 
-`settle_devices` fills in the flags, `check_devices` checks them. The functions below
-are for commands that need a part of this.
-
-The strategy "dp": one process splits each batch over the GPUs of a machine.
-
-docs/devices.md says when it is useful, and how to select it.
+`settle_devices` fills in the flags, and `check_devices` checks them.
+`DataParallelStrategy` splits each batch over the GPUs of a machine; docs/devices.md
+says when that is useful.
 """
 
 import contextlib
@@ -31,8 +27,7 @@ from torch import nn
 from torch.nn.parallel import replicate
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from lightbase.config.errors import UserError, rank, say
-from lightbase.config.known_errors import known
+from lightbase.config.errors import UserError, rank
 from lightbase.model.module import BaseModule
 
 
@@ -56,13 +51,11 @@ def num_processes_started() -> tuple[int, int]:
 
 
 def settle_devices(trainer: Any) -> None:
-    """Fill in the Trainer's flags that the user left open.
+    """Fill in the Trainer's flags that the user left open, in place.
 
     With torchrun or SLURM, they follow from the processes that it has started. Without
     them, a run gets one device. But if the user gave a strategy or a number of
     machines, it gets all devices, as in Lightning.
-
-    trainer: The Trainer's flags. They are changed in place.
     """
     on_each, num_nodes = num_processes_started()
     if on_each * num_nodes > 1:
@@ -77,13 +70,10 @@ def settle_devices(trainer: Any) -> None:
 
 
 def parse_devices(devices: Any) -> Sequence[int]:
-    """Return trainer.devices as the indices of the devices. They are empty if the flag
-    asks for all devices.
+    """Return the indices of the devices. They are empty if the flag asks for all.
 
     devices: The flag: a number, a list, or text such as "auto", "2" (two devices) or
         "0,1" (these devices).
-
-    Raise UserError for other text.
     """
     if devices == "auto":
         return []
@@ -100,13 +90,11 @@ def parse_devices(devices: Any) -> Sequence[int]:
 
 
 def check_processes(number: int, num_nodes: int) -> None:
-    """Raise UserError if torchrun or SLURM has started other numbers of processes, or
-    if several machines are asked for and nothing has started them. Lightning would
-    wait for the machines, and would find another number of processes only after the
-    first process has loaded the data.
+    """Raise UserError if torchrun or SLURM has started another number of processes, or
+    if nothing has started the other machines, for which Lightning would wait.
 
-    number: How many devices of each machine the flags ask for; 0 means all.
-    num_nodes: How many machines the flags ask for.
+    number: The devices of each machine that the flags ask for; 0 means all.
+    num_nodes: The machines that the flags ask for.
     """
     on_each, started_nodes = num_processes_started()
     if not on_each:
@@ -123,14 +111,11 @@ def check_processes(number: int, num_nodes: int) -> None:
 
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
-    there. Only the first process looks for them, so that the error is printed once. An
-    index that is given twice is left to Lightning, which refuses it.
+    there. Only the first process looks for GPUs, so that the error is printed once.
 
     trainer: The Trainer's flags, after `settle_devices`.
     """
     accelerator = trainer.accelerator
-    if accelerator != "cpu" and torch.version.cuda and not forks_processes(trainer):
-        start_cuda(accelerator)
     devices = parse_devices(trainer.devices)
     check_processes(len(devices), trainer.num_nodes)
     if rank() > 0:
@@ -144,10 +129,12 @@ def check_devices(trainer: Any) -> None:
         raise UserError(
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
         )
-    if not is_on_gpu:
-        check_cpus(len(devices), trainer)
-        return
-    if max(devices, default=0) >= total:
+    num_cores = os.cpu_count() or 1
+    if accelerator in ("auto", "cpu") and len(devices) > 2 * num_cores:
+        raise UserError(
+            f"trainer.devices {trainer.devices}: there are {num_cores} CPU cores"
+        )
+    if is_on_gpu and max(devices, default=0) >= total:
         # torch's version may end with +cpu
         raise UserError(
             f"trainer.accelerator {accelerator}, trainer.devices {trainer.devices}: "
@@ -157,30 +144,9 @@ def check_devices(trainer: Any) -> None:
         )
 
 
-def check_cpus(number: int, trainer: Any) -> None:
-    """Raise UserError if several processes on CPUs have no strategy, or if there are
-    more than two for each core: Lightning would start all of them.
-
-    number: How many processes the flags ask for.
-    trainer: The Trainer's flags.
-    """
-    if trainer.accelerator not in ("auto", "cpu"):
-        return
-    if number > 1 and trainer.strategy == "auto":
-        raise UserError(
-            f"trainer.devices {number} on CPUs needs --trainer.strategy ddp"
-        )
-    num_cores = os.cpu_count() or 1
-    if number > 2 * num_cores:
-        raise UserError(f"trainer.devices {number}: there are {num_cores} CPU cores")
-
-
 def forks_processes(trainer: Any) -> bool:
-    """Return whether the processes that train are forked from this one. This process
-    must not start CUDA then: a forked process could not use it.
-
-    trainer: The Trainer's flags.
-    """
+    """Return whether the processes that train are forked from this one, by the
+    Trainer's flags. They could not use CUDA if this process had started it."""
     return str(trainer.strategy).startswith(("ddp_fork", "ddp_notebook"))
 
 
@@ -199,10 +165,7 @@ def check_one_device(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """Within this context, torch computes with a number of threads.
-
-    number: --num_threads. None changes nothing.
-    """
+    """Within this context, torch computes with this number of threads, unless None."""
     num_before = torch.get_num_threads()
     torch.set_num_threads(number or num_before)
     try:
@@ -212,11 +175,8 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 
 def devices_of(strategy: Any) -> list[torch.device]:
-    """Return the devices of a run on this machine.
-
-    strategy: The Trainer's strategy. A strategy for a single device has no list of
-        devices, only `root_device`.
-    """
+    """Return the devices of a run on this machine. The strategy of a single device has
+    no list of them."""
     return getattr(strategy, "parallel_devices", None) or [strategy.root_device]
 
 
@@ -231,26 +191,6 @@ def describe_devices(trainer: Trainer) -> str:
         names = ", ".join(map(str, devices_of(trainer.strategy)))
         used = f"{names}, machines: {trainer.num_nodes}"
     return f"Device: {used}, GPUs found: {num_gpus()}"
-
-
-def start_cuda(accelerator: str) -> None:
-    """Start CUDA, before anything uses a GPU. If there is none, nothing happens.
-
-    accelerator: The Trainer's flag. With "auto", a driver that is too old for torch is
-        no error: two lines say that no GPU is used, and CUDA_VISIBLE_DEVICES hides the
-        GPUs from NVML, which counts them even if torch cannot use them.
-    """
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:  # it is raised without a GPU, too
-        found = known(error)
-        if not found:
-            return
-        if accelerator != "auto":
-            raise
-        problem, entry = found
-        say(f"No GPU is used: {problem}\n{entry.way_out}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 class DataParallelStrategy(SingleDeviceStrategy):

@@ -1,22 +1,13 @@
-"""A training, from the record of the run to its test result.
+"""A training, from its settings to the result of its test.
 
-Read `train` first. It lets the extras check what can be checked without a folder, makes
-the folder and the callbacks, opens the loggers, makes the Trainer, and calls
-`fit_and_test`. A run can end early by a mistake of the user, a full disk or a signal:
-`end_early` and `short_endings` handle this.
-
-The test of a checkpoint, and the lines that report it.
-
-Read `run_test` first. train.py calls it after the training, with the path of the best
-checkpoint. evaluate.py calls it with weights that are loaded already.
-
-The base class of the extras, the parts that a training can do without.
+Read `train` first: it shows a training from start to end. `fit_and_test` and `run_test`
+follow, then the callbacks and the Trainer of a run.
 """
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -28,8 +19,8 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
-    ModelPruning,
     ProgressBar,
+    StochasticWeightAveraging,
     WeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
@@ -41,7 +32,7 @@ from lightning.pytorch.utilities.exceptions import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightbase.compat import epochs_done, keeps_masks
+from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, first_line, imported, rank, say
 from lightbase.config.files import json_text, read_json, relative_to_cwd
 from lightbase.config.known_errors import noted
@@ -50,13 +41,18 @@ from lightbase.config.tables import as_text
 from lightbase.model.curves import RunFolder, is_of_class
 from lightbase.model.module import BaseModule
 from lightbase.model.monitor import Monitor, choose_monitor
-from lightbase.run.checkpoint import AtomicCheckpointIO, RunCheckpoint
+from lightbase.run.checkpoint import (
+    AtomicCheckpointIO,
+    AverageFollows,
+    RunCheckpoint,
+    ValidatedWeights,
+)
 from lightbase.run.devices import (
     check_devices,
     describe_devices,
     num_processes_started,
 )
-from lightbase.run.folder import Run, root_folder, script_command
+from lightbase.run.folder import LockedFolder, root_folder, script_command
 from lightbase.run.record import RunRecorder, best_callback, recorder_of
 from lightbase.run.signals import SIGNALS, Stopped
 from lightbase.run.state import (
@@ -67,49 +63,22 @@ from lightbase.run.state import (
     note_on_state,
 )
 from lightbase.run.stops import (
-    AverageFollows,
     Patience,
     StopOnSignal,
     StopWithoutLoss,
-    leave,
+    end_processes,
 )
-
-
-class Extra(Callback):
-    """A callback with three more methods, which `lightbase.run.fit.train` calls. It
-    only watches: the weights are the same without it.
-
-    is_first: Whether Lightning calls it before all other callbacks.
-    """
-
-    is_first = False
-
-    def before_run(
-        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
-    ) -> None:
-        """Check what can be checked before the run has a folder. Only the first process
-        (rank 0) calls this. Raise UserError for a mistake of the user."""
-
-    def around_run(
-        self, spec: RunSpec, model: LightningModule, run: Run | None
-    ) -> AbstractContextManager[Sequence[Logger]]:
-        """Return a context around the training and the test. Its value is a list of the
-        loggers that are open within it.
-
-        run: The run's folder, or None in a process that writes nothing.
-        """
-        return nullcontext(())
-
-    def check_best(self, checkpoint: dict[str, Any]) -> None:
-        """Raise UserError if `checkpoint`, which Lightning is about to save as
-        best.ckpt, must not be written."""
 
 
 def train(
     spec: RunSpec,
     model: LightningModule,
     data: LightningDataModule,
-    extras: Sequence[Extra] = (),
+    dry_run: Callable[[RunSpec, LightningModule, LightningDataModule], None],
+    open_loggers: Callable[
+        [RunSpec, LockedFolder | None], AbstractContextManager[list[Logger]]
+    ],
+    watching: Sequence[Callback] = (),
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
@@ -117,42 +86,43 @@ def train(
     fast_dev_run, no process does. The folder is made as late as possible, so that a
     wrong setting leaves no folder behind. It is locked until this function ends.
 
-    spec, model, data: As `lightbase.setup.build.build` has made them.
-    extras: They watch the training and do not change it. Without the extra that opens
-        loggers, the run has no curves.
-    Raises UserError for a mistake of the user, and Stopped after a signal.
+    Args:
+        spec, model, data: The result of `lightbase.setup.build.build`.
+        dry_run: Tries the parts of the run. Only the first process calls it.
+        open_loggers: Returns a context in which the run's loggers are open. It gets
+            None in a process that writes nothing.
+        watching: Callbacks that do not change the training.
+
+    Raises:
+        UserError: For a mistake of the user.
+        Stopped: After a signal.
     """
     config = spec.config
     root = root_folder(config)
     check_devices(config.trainer)
     if rank() == 0:
-        for extra in extras:
-            extra.before_run(spec, model, data)
+        dry_run(spec, model, data)
     monitor = choose_monitor(config, model, data)
     run = None
-    if rank() == 0 and not config.trainer.fast_dev_run:  # others write nothing
-        run = Run(root, config.name, spec.folder)
+    if rank() == 0 and not config.trainer.fast_dev_run:
+        run = LockedFolder(root, config.name, spec.folder)
     try:
         folder = root
         if run:
             folder = run.checkpoints
-        first = [extra for extra in extras if extra.is_first]
-        others = [extra for extra in extras if not extra.is_first]
-        callbacks = make_callbacks(spec, folder, run, monitor, others)
-        with ExitStack() as stack:
-            loggers: list[Logger] = []
-            for extra in extras:
-                loggers += stack.enter_context(extra.around_run(spec, model, run))
-            checks = []
-            if monitor:  # without one, no validation has measured best.ckpt
-                checks = [extra.check_best for extra in extras]
+        callbacks = make_callbacks(spec, folder, run, monitor, watching)
+        validated = ValidatedWeights()
+        checkpoint_io = AtomicCheckpointIO()
+        if monitor:  # without one, no validation has measured best.ckpt
+            checkpoint_io.validated = validated
+        with open_loggers(spec, run) as loggers:
             trainer = make_trainer(
                 spec,
                 model,
                 callbacks,
-                first=[AverageFollows(), *first],
+                first=[AverageFollows(), validated],
                 logger=loggers or False,
-                plugins=[AtomicCheckpointIO(checks)],
+                plugins=[checkpoint_io],
             )
             metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
@@ -166,34 +136,32 @@ def train(
 
 
 def end_early(
-    run: Run, error: Exception | Stopped, config: Any, model: LightningModule
+    run: LockedFolder, error: Exception | Stopped, config: Any, model: LightningModule
 ) -> None:
-    """Keep or remove the folder of a run that could not finish. Raise UserError if
-    somebody has removed it.
+    """Remove the folder of a new run that has written no checkpoint. After a signal,
+    `error` gets the command that continues a run with a checkpoint.
 
-    A folder with a checkpoint stays. If a signal ended this run, `error` gets the
-    command that continues it. A folder without a checkpoint is removed if the run is
-    new. But after a signal, it stays if the run was to write no checkpoints. After an
-    unexpected error it stays if the run has trained: the curves show what has happened.
+    The curves stay if they are all that there is: after an unexpected error in a
+    training, and after a signal in a run without checkpoints.
 
-    error: The error that ends the run.
-    config: The settings of the run.
+    Raise UserError if somebody has removed the folder.
     """
     run.check_exists()
-    is_reported = isinstance(error, UserError | OSError | Stopped)
-    if model.global_step and not is_reported:
-        return
-    has_checkpoints = config.trainer.enable_checkpointing is not False
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
             error.hint = f"; to continue:\n{resume_command(run)}"
-    elif run.is_new and (has_checkpoints or not isinstance(error, Stopped)):
+        return
+    if isinstance(error, Stopped):
+        keeps_curves = config.trainer.enable_checkpointing is False
+    else:
+        is_reported = isinstance(error, UserError | OSError)
+        keeps_curves = model.global_step > 0 and not is_reported
+    if run.is_new and not keeps_curves:
         run.discard()
 
 
-def resume_command(run: Run) -> str:
-    """Return the command that continues this run. It has no other settings of the run,
-    because the checkpoint has them. Paths are relative to the working folder."""
+def resume_command(run: LockedFolder) -> str:
+    """Return the command that continues this run, for the working folder."""
     start = "torchrun (or srun) ..."
     if num_processes_started() == (0, 0):
         start = "python"
@@ -206,14 +174,12 @@ def fit_and_test(
     model: LightningModule,
     data: LightningDataModule,
     spec: RunSpec,
-    run: Run | None,
+    run: LockedFolder | None,
 ) -> dict[str, Any]:
-    """Train, test the best checkpoint, write and print the results. Return the content
-    of metrics.json. With --test false nothing is tested.
+    """Train, test the best checkpoint unless --test is false, and write and print the
+    results. Return the content of metrics.json.
 
-    spec: The record of the run.
     run: The run's folder, or None in a process that writes nothing.
-    Raises Stopped after a signal.
     """
     say(describe_devices(trainer))
     recorder = recorder_of(trainer)
@@ -222,7 +188,9 @@ def fit_and_test(
     without = NO_TEST
     with short_endings(trainer, recorder), noted(note_on_state(path)):
         trainer.fit(model, data, ckpt_path=path, weights_only=True)
-        say_best(trainer)
+        checkpoints = best_callback(trainer)
+        if checkpoints:
+            checkpoints.say_best(epochs_done(trainer))
         best = best_checkpoint(trainer)
         if spec.config.test:
             test_metrics = run_test(trainer, model, data, best)
@@ -236,7 +204,7 @@ def fit_and_test(
     SIGNALS.waits = True  # the run is complete: a signal no longer ends it
     if run:
         run.write("metrics.json", json_text(values, indent=2) + "\n")
-    leave(trainer)
+    end_processes(trainer)
     say_results(values, best, without)
     if run:
         say(f"Run folder: {relative_to_cwd(run.folder)}")
@@ -245,11 +213,10 @@ def fit_and_test(
     return values
 
 
-def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
+def how_to_test(spec: RunSpec, run: LockedFolder | None, best: Path | None) -> str:
     """Return the line in place of a test that --test false has left out.
 
-    run: The run's folder, or None in a process that writes nothing.
-    best: The checkpoint that would be tested, or None if there is none.
+    best: The checkpoint that would be tested, or None.
     """
     text = "No test (--test false)"
     if spec.config.get("built_in_python"):  # scripts cannot open such a run
@@ -259,15 +226,6 @@ def how_to_test(spec: RunSpec, run: Run | None, best: Path | None) -> str:
         command = script_command("evaluate.py", path, run.root)
         return f"{text}; to test it: python {command}"
     return text
-
-
-def say_best(trainer: Trainer) -> None:
-    """Print which epoch is the best, if a metric compares epochs."""
-    best = best_callback(trainer)
-    if best and best.monitor:
-        text = best.best_text(epochs_done(trainer))
-        if text:
-            say(text)
 
 
 @contextmanager
@@ -280,7 +238,7 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
         # the state is saved; Lightning would exit with status 0 (its issue 21623)
         SIGNALS.waits = False
         recorder.write_progress(trainer)
-        leave(trainer)
+        end_processes(trainer)
         if trainer.local_rank > 0 and num_processes_started() == (0, 0):
             # Lightning has started this process. It ends the run if one fails.
             sys.exit(0)
@@ -288,7 +246,7 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
 
 
 LENGTHS = ("epochs", "steps", "train_seconds")
-"""Keys of metrics.json that are no metrics."""
+"""Keys of metrics.json beside the metrics."""
 
 NO_TEST = (
     "No test: the model or the data has none, the data has no batch for it, or nothing "
@@ -298,11 +256,8 @@ NO_TEST = (
 
 
 def best_checkpoint(trainer: Trainer) -> Path | None:
-    """Return the path of best.ckpt, or None if there is none.
-
-    All processes have to call this function. The first one decides, because only it
-    writes the file.
-    """
+    """Return the path of best.ckpt, or None. All processes have to call this: the
+    first one decides, because only it writes the file."""
     best = best_callback(trainer)
     if best is None:
         return None
@@ -320,9 +275,9 @@ def run_test(
     The random generators are seeded with 0 for the test, and restored after it. So the
     result does not depend on random numbers that the training has drawn.
 
-    trainer: WeightAveraging is removed from its callbacks. best.ckpt already holds the
-        averaged weights, and WeightAveraging would replace them.
-    path: The checkpoint, or None to test the weights that the model has now.
+    Args:
+        trainer: Loses its callbacks of type WeightAveraging.
+        path: The checkpoint, or None to test the weights that the model has now.
     """
     if not has_test(model, data):
         return {}
@@ -358,11 +313,12 @@ def say_results(
     values: Mapping[str, Any], tested: Path | None, without: str = NO_TEST
 ) -> None:
     """Print the length of the training and the test metrics. Metrics of single classes
-    follow below the others, the lowest value first.
+    follow, the lowest value first.
 
-    values: The content of metrics.json.
-    tested: The checkpoint that was tested, or None for the last weights.
-    without: The line in place of the test metrics if there are none.
+    Args:
+        values: The content of metrics.json.
+        tested: The checkpoint that was tested, or None for the last weights.
+        without: The line in place of the test metrics if there are none.
     """
     say(
         f"Trained {values['epochs']} epochs, {values['steps']:,} steps in "
@@ -386,21 +342,22 @@ def say_results(
 def make_callbacks(
     spec: RunSpec,
     folder: Path,
-    run: Run | None,
+    run: LockedFolder | None,
     monitor: Monitor | None,
-    extras: Sequence[Callback],
+    watching: Sequence[Callback],
 ) -> list[Callback]:
     """Build the callbacks of a run, in the order in which Lightning calls them, and
     write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
     the config.
 
-    folder: The folder of the checkpoints. Lightning gives all processes the folder of
-        the first one.
-    run: The run's folder, or None in a process that writes nothing.
-    monitor: The metric that compares epochs, or None. Patience needs it.
-    extras: Callbacks that watch the training and do not change it.
-    Raises UserError if the config has a callback that does not go with a run, or if it
-    cannot be read again from YAML.
+    Args:
+        folder: The folder of the checkpoints. Lightning gives all processes the folder
+            of the first one.
+        monitor: The metric that compares epochs, or None.
+
+    Raises:
+        UserError: If the config has a callback that does not go with a run, or cannot
+            be read again from YAML.
     """
     config = spec.config
     check_callbacks(as_list(spec.trainer["callbacks"]))
@@ -415,8 +372,8 @@ def make_callbacks(
         StopOnSignal(),
         StopWithoutLoss(),
         RunFolder(run.folder if run else None),
-        RunRecorder(values, text, run),  # before the extras, which show its history
-        *extras,
+        RunRecorder(values, text, run),  # before EpochLines, which shows its history
+        *watching,
     ]
     if monitor and config.patience is not None:
         callbacks.append(
@@ -439,8 +396,6 @@ def make_checkpoints(
 
     With a monitor, best.ckpt may be written after each validation, also within an
     epoch. Without one, it is the newest epoch.
-
-    folder, monitor: See `make_callbacks`.
     """
     every_n_epochs: int | None = 1
     if monitor:
@@ -461,7 +416,8 @@ def check_callbacks(callbacks: list[Callback]) -> None:
     """Raise UserError for callbacks of the config that do not go with a run.
 
     A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
-    size or a learning rate would train with other settings than the run records.
+    size or a learning rate would train with other settings than the run records. An
+    average after the last validation would never be in best.ckpt.
     """
     for callback in callbacks:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
@@ -470,11 +426,11 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "the run; search before the run, with scripts/tune.py",
                 status=2,
             )
-        if isinstance(callback, ModelPruning) and keeps_masks(callback):
+        if isinstance(callback, StochasticWeightAveraging):
             raise UserError(
-                "trainer.callbacks: ModelPruning without make_pruning_permanent saves "
-                "weights that no network takes",
-                "leave make_pruning_permanent out",
+                "trainer.callbacks: StochasticWeightAveraging averages weights after "
+                "the last validation",
+                "use WeightAveraging of Lightning, by steps",
                 2,
             )
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
@@ -497,13 +453,15 @@ def make_trainer(
 ) -> Trainer:
     """Return the Trainer that the settings of a run describe.
 
-    callbacks: Callbacks that are called after the callbacks of the settings.
-    first: Callbacks that are called before all others. The callback that logs the
-        curves of a BaseModule comes directly after them.
-    options: Further arguments of the Trainer. They replace the arguments of the
-        settings, except `plugins`, which are added. A CheckpointIO of the settings
-        takes the place of ours.
-    Raises UserError if devices are missing, or if the Trainer refuses its arguments.
+    Args:
+        callbacks: Called after the callbacks of the settings.
+        first: Called before all others. The callback that logs the curves of a
+            BaseModule comes directly after them.
+        options: Arguments that replace the settings, except `plugins`, which are added.
+            A CheckpointIO of the settings takes the place of ours.
+
+    Raises:
+        UserError: If devices are missing, or if the Trainer refuses its arguments.
     """
     check_devices(spec.config.trainer)
     trainer_options = spec.trainer | options

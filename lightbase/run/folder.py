@@ -1,5 +1,6 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
+import contextlib
 import errno
 import re
 import shlex
@@ -20,7 +21,7 @@ MAX_NAME_BYTES = 255
 """The longest name of a folder on Linux, macOS and Windows."""
 
 
-class Run:
+class LockedFolder:
     """The folder ROOT/NAME/version_N of a run. It is locked against other processes
     until `close`.
 
@@ -52,18 +53,18 @@ class Run:
             ) from error
 
     def close(self) -> None:
-        """Release the lock of the folder."""
+        """Release the lock of the folder. Its file is removed before, because another
+        process may take the lock at once. Windows removes no open file."""
+        with contextlib.suppress(PermissionError):
+            (self.folder / ".lock").unlink(missing_ok=True)
         self.lock.release()
-        (self.folder / ".lock").unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for other processes, which ddp_spawn needs. The lock stays
-        in the process that started the run."""
+        """Return the state for the processes of ddp_spawn, without the lock."""
         return {**vars(self), "lock": None}
 
     def discard(self) -> None:
-        """Remove the folder. Also remove the folders above it, below ROOT, that are
-        then empty."""
+        """Remove the folder, and the empty folders above it, below ROOT."""
         self.close()
         shutil.rmtree(self.folder)
         for parent in self.folder.parents:
@@ -72,8 +73,7 @@ class Run:
             parent.rmdir()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the folder, completely or not at all. Raise UserError if
-        somebody has removed the folder."""
+        """Write a file into the folder, completely or not at all."""
         self.check_exists()
         write_whole(self.folder / name, text)
 
@@ -87,12 +87,8 @@ class Run:
 
 
 def root_folder(config: Any) -> Path:
-    """Return ROOT, the folder of all runs.
-
-    config: The settings of the run.
-
-    Raise UserError if `name` is no folder below ROOT.
-    """
+    """Return ROOT, the folder of all runs. Raise UserError if the name of the run is
+    not a folder below it."""
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
     check_name(root, config.name)
     return root
@@ -105,7 +101,7 @@ def check_name(root: Path, name: str) -> None:
     is_other = not parts or any(map(NO_NAME.fullmatch, parts))
     if is_long or is_other or not name.isprintable():
         raise UserError(
-            f"--name {name[:99]!r} is no name for a folder below {root}",
+            f"--name {name[:99]!r} is not a name for a folder below {root}",
             f"give at most {MAX_NAME_BYTES} bytes, without control characters and "
             "version_N",
             2,
@@ -113,12 +109,12 @@ def check_name(root: Path, name: str) -> None:
 
 
 def script_command(script: str, ckpt_path: str, root: Path) -> str:
-    """Return the command that opens a checkpoint with a script, without `python`. Paths
-    are relative to the working folder.
+    """Return the command that opens a checkpoint with a script, without `python`, for
+    the working folder.
 
     script: The name of the script, such as "evaluate.py".
     ckpt_path: A path, or NAME/version_N.
-    root: The folder of all runs. The command names it unless it is the default one.
+    root: The folder of all runs.
     """
     path = relative_to_cwd(PROJECT.root / "scripts" / script)
     words = [path, "--ckpt_path", ckpt_path]
@@ -146,11 +142,8 @@ def check_same_settings(
 
 
 def make_version(folder: Path) -> Path:
-    """Make and return the next folder version_N. If another process makes the same
-    folder at this moment, try the next number.
-
-    folder: ROOT/NAME.
-    """
+    """Make and return the next folder version_N of ROOT/NAME. If another process makes
+    it at this moment, try the next number."""
     folder.mkdir(parents=True, exist_ok=True)
     version = folder / f"version_{newest_number(folder) + 1}"
     try:
@@ -161,11 +154,8 @@ def make_version(folder: Path) -> Path:
 
 
 def newest_version(folder: Path) -> Path:
-    """Return the newest folder version_N of an experiment. If the experiment has no
-    run, the returned folder does not exist.
-
-    folder: ROOT/NAME.
-    """
+    """Return the newest folder version_N of ROOT/NAME. It does not exist if there is no
+    run."""
     return folder / f"version_{newest_number(folder)}"
 
 
@@ -177,9 +167,8 @@ def newest_number(folder: Path) -> int:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process holds the lock of this run. The lock file that a killed
-    process has left does not count, nor does one on a read-only disk. Return True if
-    the lock cannot be tried."""
+    """Return whether a process holds the lock of this run, or whether the lock cannot
+    be tried. A killed process leaves a file, but no lock."""
     file = folder / ".lock"
     if not file.is_file() or file.is_symlink():
         return False
@@ -188,16 +177,13 @@ def is_running(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-    except OSError as error:  # there is no way to find out
+    except OSError as error:  # unknown
         return error.errno != errno.EROFS
 
 
 def logs_folder_of(checkpoint: Path, name: str) -> str | None:
-    """Return ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE, or None if the
-    checkpoint lies elsewhere.
-
-    name: NAME, which may have several parts.
-    """
+    """Return ROOT of a checkpoint ROOT/NAME/version_N/checkpoints/FILE, or None if it
+    lies elsewhere. NAME may have several parts."""
     folder = checkpoint.resolve().parent.parent
     if folder.name.startswith("version_"):
         for root in folder.parent.parents:

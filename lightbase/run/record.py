@@ -15,7 +15,7 @@ from lightbase.config.files import json_text
 from lightbase.config.paths import PROJECT
 from lightbase.model.curves import num_steps
 from lightbase.run.checkpoint import RunCheckpoint
-from lightbase.run.folder import Run
+from lightbase.run.folder import LockedFolder
 
 Values = dict[str, Any]
 
@@ -36,7 +36,9 @@ class RunRecorder(Callback):
 
     validated_epoch = -1
 
-    def __init__(self, config: Values, text: str, run: Run | None = None) -> None:
+    def __init__(
+        self, config: Values, text: str, run: LockedFolder | None = None
+    ) -> None:
         self.config = config
         self.text = text
         self.run = run
@@ -45,11 +47,9 @@ class RunRecorder(Callback):
         self.start: float | None = None
 
     def state_dict(self) -> Values:
-        """Return the seconds of training and the metrics so far, for the checkpoint."""
         return {"train_seconds": self.train_seconds(), "history": self.history}
 
     def load_state_dict(self, state_dict: Values) -> None:
-        """Continue from the seconds and the metrics in the checkpoint."""
         self.seconds_before = state_dict["train_seconds"]
         self.history = state_dict.get("history", [])  # version 0.3 has none
 
@@ -63,8 +63,7 @@ class RunRecorder(Callback):
         checkpoint["lightbase"] = lightbase.__version__
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock. Write the files of the run's folder, with the settings of
-        this start."""
+        """Start the clock. Write config.yaml, with the settings of this start."""
         self.start = time.monotonic()
         if self.run and trainer.is_global_zero:
             self.run.write("config.yaml", self.text)
@@ -93,13 +92,12 @@ class RunRecorder(Callback):
         self.history = [*self.history, row]
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock: a test takes no time of the training."""
+        """Stop the clock: the test does not count."""
         self.seconds_before = self.train_seconds()
         self.start = None
         self.write_progress(trainer)
 
     def train_seconds(self) -> float:
-        """Return the seconds of training so far. The time before a resume counts."""
         if self.start is None:
             return self.seconds_before
         return self.seconds_before + time.monotonic() - self.start
@@ -114,11 +112,8 @@ class RunRecorder(Callback):
         }
 
     def write_progress(self, trainer: Trainer) -> None:
-        """Write progress.json, which runs.py and sweep.py read.
-
-        It has the epochs, steps and seconds so far. If a metric compares epochs, it
-        also has the metric's name, its mode (min or max) and its best value.
-        """
+        """Write progress.json, which runs.py and sweep.py read: the epochs, steps and
+        seconds so far, and the name, mode and best value of the monitored metric."""
         if not self.run or not trainer.is_global_zero:
             return
         values: Values = self.length(trainer)
@@ -132,16 +127,12 @@ class RunRecorder(Callback):
 
 
 def recorder_of(trainer: Any) -> RunRecorder:
-    """Return the RunRecorder of a Trainer."""
     return next(x for x in trainer.callbacks if isinstance(x, RunRecorder))
 
 
 def best_callback(trainer: Trainer) -> RunCheckpoint | None:
-    """Return the callback that writes best.ckpt.
-
-    Its `monitor` and `mode` say which metric compares epochs, and `best_model_score`
-    is the best value so far. Return None with --trainer.enable_checkpointing false.
-    """
+    """Return the callback that writes best.ckpt, or None if no checkpoints are
+    written."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
             return callback

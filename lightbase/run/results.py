@@ -84,15 +84,11 @@ def find_runs(root: Path, names: list[str], with_test: bool = True) -> Runs:
 
 
 def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
-    """Read the files of a run. A run with a damaged file is reported, and has no
-    values.
+    """Read the files of a run below `root`. A run with a damaged file is reported, and
+    has no values.
 
     A run is finished if it has metrics.json and no process trains it. `epochs` and
     `minutes` are from metrics.json if it is there, and from progress.json before.
-
-    root: The folder of all runs.
-    folder: The folder of the run, which is somewhere in `root`.
-    with_test: Whether the results have the test metrics.
     """
     results: Row = {
         "name": folder.parent.relative_to(root).as_posix(),
@@ -142,9 +138,8 @@ def read_file(path: Path) -> Row:
 
 
 def numbers_of(runs: dict[Any, RunInfo]) -> dict[str, dict[Any, float]]:
-    """Return {metric: {key: number}}, the numbers of runs that can be compared: the
-    best value of the monitored metric, and the test metrics. A metric that was NaN or
-    infinite is NaN.
+    """Return {metric: {key: number}}: the best value of the monitored metric, and the
+    test metrics. A metric that was infinite is NaN.
 
     runs: The runs by any key, such as the seed.
     """

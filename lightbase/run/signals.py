@@ -21,7 +21,7 @@ NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]
 
 ERASE_LINE = b"\r\x1b[J"
-"""Lets a terminal erase the line of the cursor, and what is below."""
+"""Lets a terminal erase the line of the cursor and everything below."""
 
 SAVING = b"Stopping when the state is saved; a second Ctrl-C ends at once\n"
 
@@ -67,8 +67,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals within this context. Afterwards the earlier handlers are
-        back."""
+        """Handle signals within this context."""
         handlers: dict[int, Any] = {x: signal.getsignal(x) for x in NUMBERS}
         self.received = 0
         self.install()
@@ -115,9 +114,6 @@ class StopSignals:
         if hasattr(sys, "ps1"):
             again = signal.default_int_handler
         signal.signal(signal.SIGINT, again)
-        if rank() == 0 and os.isatty(2):
-            # a terminal has written ^C, maybe behind the progress bar
-            os.write(2, ERASE_LINE + b"^C\n")
         if rank() == 0 and self.waits:
             os.write(2, SAVING)
 

@@ -1,13 +1,12 @@
 """The state of a training beside its weights, so that a resume is exact.
 
-`RandomState` keeps the random numbers, and repeats the start of an epoch. `WholeEpochs`
-keeps whether an epoch was complete. `PlateauFirst` keeps what ReduceLROnPlateau has
-seen. `ResumedOptimizer` adapts the saved states of optimizers and schedules to the
-objects that this run has built.
+Four callbacks: `RandomState` keeps the random numbers, and repeats the start of an
+epoch. `WholeEpochs` keeps whether an epoch was complete. `PlateauFirst` steps
+ReduceLROnPlateau before the checkpoint. `ResumedOptimizer` adapts the saved states of
+optimizers and schedules to the objects of this run.
 """
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
@@ -30,11 +30,12 @@ from lightbase.compat import (
     resumes_within_epoch,
     saved_epochs,
     skip_ended_epoch,
-    step_plateau_schedulers,
+    take_over_plateau_schedules,
 )
-from lightbase.config.errors import UserError
+from lightbase.config.errors import UserError, say
 from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
+from lightbase.data.loader import ResumableLoader
 from lightbase.model.curves import gather
 from lightbase.model.module import BaseModule, has_named_optimizer
 from lightbase.model.optim import (
@@ -56,14 +57,12 @@ NEW_RUN = (
 
 class RandomState(Callback):
     """Keeps the states of the random generators of all processes in checkpoints. Each
-    process draws different numbers. With equal numbers, dropout would be the same in
-    all of them.
+    process draws other numbers; with equal ones, dropout would be the same in all.
 
-    If a run resumes within an epoch, the hooks of the epoch's start are called again,
-    which Lightning leaves out. They draw the numbers that the epoch began with.
+    In a resume within an epoch, Lightning leaves out the hooks on_train_epoch_start.
+    They are called again here, with the numbers that the epoch began with.
 
-    resumed: The states of all processes in the checkpoint, until the first epoch
-        starts.
+    resumed: The saved states of all processes, until the first epoch starts.
     epoch_start: The random state before the hooks of this epoch's start.
     """
 
@@ -83,7 +82,6 @@ class RandomState(Callback):
         return {"ranks": gather(self.state() | {"epoch_start": self.epoch_start})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the saved states until the first epoch starts."""
         self.resumed = state_dict["ranks"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -98,11 +96,8 @@ class RandomState(Callback):
 
     def begin_epoch(self, begin: Callable[[], None]) -> None:
         """Begin an epoch. If the run resumes, restore the random state of this process,
-        and repeat what Lightning leaves out.
-
-        If there are more processes than saved states, the further ones keep their
-        random numbers. At the start of an epoch, the loader starts again: torch's
-        DataLoader draws its order from the restored state.
+        and repeat what Lightning leaves out. Processes without a saved state keep their
+        random numbers.
 
         begin: Lightning's function. It calls the hooks on_train_epoch_start, except
             within an epoch.
@@ -124,7 +119,7 @@ class RandomState(Callback):
             # what the hooks have changed of this state would count twice
             restore_checkpoint(self.trainer)
             self.restore(state)
-        elif is_resumed:
+        elif is_resumed:  # torch's DataLoader draws its order from the state
             begin_epoch_again(self.trainer)
         self.resumed = []
 
@@ -135,8 +130,7 @@ class RandomState(Callback):
         return random_state(self.gpus) | {"own": states}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Set the random generators of this process to a state. A generator without a
-        saved state is left as it is."""
+        """Set the random generators of this process to a state, if it has theirs."""
         restore_random_state(state, self.gpus)
         saved = state.get("own", {})  # until version 0.3 there is none
         for name, generator in own_generators(self.trainer).items():
@@ -145,8 +139,8 @@ class RandomState(Callback):
 
 
 def own_generators(trainer: Any) -> dict[str, Any]:
-    """Return each random generator that is an attribute of a module, of the data module
-    or of a callback, by the names of both."""
+    """Return {OWNER.ATTRIBUTE: generator} for the attributes of modules, of the data
+    module and of callbacks."""
     owners = dict(trainer.lightning_module.named_modules())
     owners["data"] = trainer.datamodule
     owners |= {callback.state_key: callback for callback in trainer.callbacks}
@@ -159,7 +153,7 @@ def own_generators(trainer: Any) -> dict[str, Any]:
 
 
 def state_of(generator: Any) -> Any:
-    """Return the state of one of GENERATORS, in a form that safe loading accepts."""
+    """Return the state of a generator, in a form that safe loading accepts."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, torch.Generator):
@@ -169,7 +163,7 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Set one of GENERATORS to the result of `state_of`."""
+    """Set a generator to the result of `state_of`."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, torch.Generator):
@@ -179,11 +173,8 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:
-    """Return the state of the global random generators of torch, Python and numpy, in a
-    form that safe loading accepts.
-
-    gpus: The GPUs of CUDA whose generators count, too.
-    """
+    """Return the state of the global random generators of torch, of these GPUs, Python
+    and numpy, in a form that safe loading accepts."""
     name, key, *rest = np.random.get_state(legacy=True)
     state = {
         "torch": torch.get_rng_state(),
@@ -198,12 +189,7 @@ def random_state(gpus: list[torch.device]) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], gpus: list[torch.device]) -> None:
-    """Set the global random generators to a state.
-
-    state: The result of `random_state`.
-    gpus: The GPUs of this process, in the same order. If their number has changed, the
-        further GPUs keep their state.
-    """
+    """Set the global random generators to the result of `random_state`."""
     torch.set_rng_state(state["torch"])
     # the number of GPUs may have changed
     for gpu, gpu_state in zip(gpus, state["cuda"], strict=False):
@@ -224,23 +210,20 @@ def is_epoch_over(trainer: Trainer) -> bool:
 class WholeEpochs(Callback):
     """Corrects which epochs Lightning counts as complete.
 
-    Lightning also counts an epoch that max_steps or max_time cuts short, so a resume
-    would leave out the rest of the epoch. With max_steps, Lightning treats a resume
-    from the end of an epoch as a resume in the middle, and would leave out the next
-    epoch. It also leaves out the validation after the last step.
+    Lightning counts an epoch that max_steps or max_time cuts short, so a resume would
+    leave out its rest. With max_steps, it takes the end of an epoch for the middle of
+    the next one, and leaves out the validation after the last step.
     """
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Let Lightning validate after the last step of max_steps, as it does when
-        something else ends a training."""
+        """Let Lightning validate after the last step of max_steps."""
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Change the counts in the checkpoint if Lightning has counted an epoch that
-        was cut short."""
+        """Take an epoch that was cut short out of the counts."""
         epochs = saved_epochs(checkpoint)
         is_counted = epochs["current"]["processed"] == epochs["current"]["ready"]
         if is_counted and not is_epoch_over(trainer):
@@ -248,73 +231,74 @@ class WholeEpochs(Callback):
                 counts["processed"] -= 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the next epoch if the checkpoint was written at the end of an epoch."""
+        """Begin the next epoch if the checkpoint was written at the end of an epoch.
+        Print a line if the loaders cannot resume, and if a schedule by epochs would
+        never step. Raise UserError if no optimizer trains a parameter."""
         skip_ended_epoch(trainer)
+        # if configure_optimizers returns None, Lightning's optimizer has one constant
+        groups = [x for optimizer in trainer.optimizers for x in optimizer.param_groups]
+        weights = [weight for group in groups for weight in group["params"]]
+        trains = any(weight.requires_grad for weight in weights)
+        if pl_module.automatic_optimization and not trains:
+            raise UserError(
+                f"{type(pl_module).__name__}.configure_optimizers returns no optimizer "
+                "of a parameter that trains",
+                status=2,
+            )
+        intervals = [config.interval for config in trainer.lr_scheduler_configs]
+        num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
+        if "epoch" in intervals and 0 < trainer.max_steps < num_steps:
+            say(
+                f"trainer.max_steps {trainer.max_steps} ends the first epoch, so a "
+                "schedule by epochs never steps; --model.scheduler_interval step does"
+            )
+        loaders = CombinedLoader(trainer.train_dataloader).flattened
+        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            say(
+                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
+                "other weights; several processes may count samples twice, and each "
+                "trains on all of an IterableDataset"
+            )
 
 
 class PlateauFirst(Checkpoint):
-    """Steps each ReduceLROnPlateau at the end of an epoch, by Lightning's rules, before
-    the checkpoint is written. Lightning steps it after the checkpoint, so a resume
-    would lose the step.
+    """Steps each ReduceLROnPlateau before the checkpoint of an epoch is written.
+    Lightning steps it later, so a resume would lose the step.
 
-    The module may log the watched value in `on_train_epoch_end`, so this class must
-    step later. Lightning calls each callback of type Checkpoint after the module, which
-    is why this class is one.
+    It is a Checkpoint because Lightning calls those after the module, which may log the
+    watched value in `on_train_epoch_end`.
     """
 
     resumed: dict[str, Tensor] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the schedules, keep their frequencies (in epochs), and stop Lightning
-        from stepping them."""
-        self.frequencies = [
-            (config, config.frequency)
-            for config in trainer.lr_scheduler_configs
-            if config.reduce_on_plateau and config.interval == "epoch"
-        ]
-        self.switch_off()
-
-    def switch_off(self) -> None:
-        """Set a frequency that no training reaches, so that Lightning never steps the
-        schedules."""
-        for config, _ in self.frequencies:
-            config.frequency = sys.maxsize
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Step the schedules, unless the epoch was cut short. Their frequencies are
-        restored for this step only."""
-        if not is_epoch_over(trainer):
-            return
-        for config, frequency in self.frequencies:
-            config.frequency = frequency
-        step_plateau_schedulers(trainer)
-        self.switch_off()
+        """Step the schedules, unless the epoch was cut short."""
+        if is_epoch_over(trainer):
+            self.step_schedules()
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the values that the schedules watch. A validation in the middle of an
-        epoch may have measured them, and a resume does not measure them again."""
-        watched = checkpoint["watched"] = {}
-        for config, _ in self.frequencies:
-            if config.monitor in trainer.callback_metrics:
-                watched[config.monitor] = trainer.callback_metrics[config.monitor]
+        """Save the values that the schedules watch: a resume after their validation
+        does not measure them again."""
+        names = {config.monitor for config in trainer.lr_scheduler_configs}
+        metrics = trainer.callback_metrics
+        checkpoint["watched"] = {x: metrics[x] for x in metrics if x in names}
 
     def on_load_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the saved values until the training starts."""
         self.resumed = checkpoint.get("watched", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the saved values back to the Trainer, in which a schedule looks for
-        them."""
-        trainer.callback_metrics.update(self.resumed)  # of a validation before the stop
+        self.step_schedules = take_over_plateau_schedules(trainer)
+        trainer.callback_metrics.update(self.resumed)
 
 
 class ResumedOptimizer(Callback):
-    """Adapts the saved state of an optimizer to the optimizer that this run has built,
-    and refuses the state of other optimizers or of another schedule.
+    """Adapts the saved state of each optimizer to the optimizer of this run, and
+    refuses the state of other optimizers or of another schedule.
 
     saved_numbers: The numbers of optimizers and of schedules in the checkpoint.
     """
@@ -325,24 +309,20 @@ class ResumedOptimizer(Callback):
         """Prepare the optimizers for the saved states. Lightning restores the states
         after this hook.
 
-        Raise UserError for another number of optimizers or schedules.
+        Raise UserError for another number of optimizers or schedules: Lightning would
+        leave out those without a partner.
         """
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(adapt_state)
         if trainer.ckpt_path:
-            self.check_restored(trainer)
+            numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
+            if self.saved_numbers != numbers:
+                problem = "there is another number of optimizers or schedules"
+                raise UserError(problem, NEW_RUN)
             # `configure_optimizers` may have made the training loader already, with
             # `trainer.estimated_stepping_batches`. The epoch and the loader's state
             # were not restored then. Lightning now makes it again, and restores both.
             forget_train_loader(trainer)
-
-    def check_restored(self, trainer: Any) -> None:
-        """Raise UserError if the checkpoint has another number of optimizers or
-        schedules. Lightning would leave out those without a partner."""
-        numbers = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
-        if self.saved_numbers != numbers:
-            problem = "there is another number of optimizers or schedules"
-            raise UserError(problem, NEW_RUN)
 
     def on_save_checkpoint(
         self, _: Any, pl_module: Any, checkpoint: dict[str, Any]
@@ -354,11 +334,8 @@ class ResumedOptimizer(Callback):
     def on_load_checkpoint(
         self, trainer: Any, model: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Check the states before Lightning restores them. Evaluation needs no such
-        state and checks nothing.
-
-        Raise UserError if the code or the length of the training has changed.
-        """
+        """Raise UserError if the code or the length of the training has changed, before
+        Lightning restores the states."""
         if trainer.state.fn != "fit":
             return
         optimizers = checkpoint["optimizer_states"]
@@ -383,14 +360,10 @@ class ResumedOptimizer(Callback):
 
 
 def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Change a saved state so that it fits the optimizer of this run.
+    """Change a saved state, in place, so that it fits the optimizer of this run.
 
-    Options such as `fused` keep the value of this run. The moments get the same memory
-    layout as the weights, because a fused step relies on an equal layout.
-
-    optimizer: The optimizer of this run.
-    saved: The result of `state_dict` of an optimizer of the same parameters. It is
-        changed in place.
+    Options such as `fused` keep the value of this run. The moments get the memory
+    layout of the weights, on which a fused step relies.
 
     Raise UserError for the moments of another parameter.
     """
@@ -417,12 +390,9 @@ def adapt_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
-    """Raise UserError if the options of the model differ from the options in the
-    checkpoint, because the user's code has changed. With other parameter groups, a
-    fused step would read the state of another parameter, past its end.
-
-    saved: The result of `schedule_options` when the checkpoint was written.
-    """
+    """Raise UserError if `schedule_options` has changed since the checkpoint, with the
+    user's code. With other parameter groups, a fused step would read the state of
+    another parameter, past its end."""
     options = schedule_options(model)
     for name, value in saved.items():
         if value != options.get(name):
@@ -435,11 +405,7 @@ def check_schedule(saved: dict[str, Any], model: BaseModule) -> None:
 
 def check_length(checkpoint: dict[str, Any], model: BaseModule) -> None:
     """Raise UserError if the saved schedule was made for another length of the
-    training.
-
-    A cosine over 10 epochs cannot become a cosine over 20 epochs: the epochs so far
-    would have had other rates.
-    """
+    training: the epochs so far would have had other rates."""
     name: Any = model.scheduler
     argument = name and length_argument(name, model.scheduler_args)
     if not argument:

@@ -1,8 +1,8 @@
-"""The callbacks of a run, and the ways in which a training ends early.
+"""The callbacks that end a training early: after a signal, without a loss, or when
+patience is used up.
 
-Read `make_callbacks` first, which lists the callbacks in their order. `StopWithoutLoss`
-and `StopOnSignal` end a training. With several processes, all of them have to end at
-the same step: a process that waits for another one would wait forever.
+With several processes, all of them have to end at the same step: a process that waits
+for another one would wait forever.
 """
 
 import functools
@@ -12,13 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.compat import (
     batch_index,
     call_between_steps,
-    follow_until_averaged,
     leave_out_signals,
     quiet_lightning,
     started_processes,
@@ -27,31 +26,9 @@ from lightbase.config.errors import UserError
 from lightbase.run.signals import SIGNALS
 
 
-class AverageFollows(Callback):
-    """Before the first update of a WeightAveraging, lets validations, checkpoints and
-    the end of the training take the weights that train. It has to be called before
-    the WeightAveraging."""
-
-    def follow(self, trainer: Any, pl_module: LightningModule, *_: Any) -> None:
-        """Copy the weights, unless the first update comes at the end of this epoch:
-        after the validation, which would measure other weights."""
-        for callback in trainer.callbacks:
-            is_average = isinstance(callback, WeightAveraging)
-            if is_average and not callback.should_update(
-                epoch_idx=trainer.current_epoch
-            ):
-                follow_until_averaged(callback, pl_module)
-
-    on_validation_epoch_start = on_train_end = follow
-    on_save_checkpoint = follow  # type: ignore[assignment]
-
-
 class StopWithoutLoss(Callback):
     """Stops if training_step has returned None for all batches of an epoch, because
-    nothing was trained. A model with manual optimization is not checked.
-
-    If training_step returns None for some batches, Lightning skips these batches.
-    """
+    nothing was trained. A model with manual optimization is not checked."""
 
     has_loss = True
 
@@ -62,13 +39,6 @@ class StopWithoutLoss(Callback):
 
     def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
         self.has_loss = self.has_loss or bool(outputs)
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, _: Any
-    ) -> None:
-        """In the first epoch, write no checkpoint of weights that were not trained."""
-        if trainer.current_epoch == 0:
-            self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if no process has had a loss in this epoch."""
@@ -95,10 +65,9 @@ class StopOnSignal(Callback):
     every 10 steps whether one of them got a signal. A signal in the last step of an
     epoch or in a validation stops the training when the epoch is saved.
 
-    This replaces the signal handling of Lightning 2.6, which also stops between two
-    batches of an accumulation and within a validation. With several processes,
-    Lightning communicates in the signal handler, even while another exchange is
-    running. It also communicates before every batch, and each time waits for the GPU.
+    Lightning 2.6 would also stop within an accumulation or a validation. With several
+    processes it communicates in the signal handler and before every batch, and waits
+    for the GPU each time.
     """
 
     every_n_steps = 10
@@ -148,10 +117,10 @@ class StopOnSignal(Callback):
         """End the process group in a process of ddp_spawn, which ends here and not at
         the end of the script."""
         if multiprocessing.parent_process() is not None:
-            leave(trainer)
+            end_processes(trainer)
 
 
-def leave(trainer: Trainer) -> None:
+def end_processes(trainer: Trainer) -> None:
     """End the process group of torch.distributed, and wait for the processes that this
     one has started. Raises UserError if one of them has failed."""
     if dist.is_initialized():

@@ -179,14 +179,16 @@ def test_arrays_that_torch_does_not_take_are_copied(convert, labels) -> None:
 @pytest.mark.parametrize(
     ("data", "parts", "message"),
     [
-        (X, {}, r"ArrayData gives inputs without targets, which task multiclass needs"),
-        ((X,), {}, r"without targets.*\ngive pairs \(inputs, targets\)"),
         (
             (X, Y),
             {"test": (X[:, :3], Y)},
             r"Linear\(.*\n.*\(3,\) of ArrayData \(test\)",
         ),
-        ((X, Y), {"val": (X[:, :3], Y)}, r"Linear\(.*\n.*\(3,\) of ArrayData \(val\)"),
+        (
+            (X, Y),
+            {"val": (X[:, :3], Y)},
+            r"Linear\(.*\n.*\(3,\) of ArrayData \(val\)",
+        ),
     ],
 )
 def test_samples_that_do_not_fit(data, parts, message, flags, tmp_path) -> None:

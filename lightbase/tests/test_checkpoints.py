@@ -60,7 +60,7 @@ def test_a_state_that_does_not_fit_the_code_has_a_way_out(train, last, capsys) -
         torch.save(content | {"optimizer_states": states}, last)
         resume = lambda: train("--ckpt_path last --trainer.max_epochs 2")  # noqa: E731
         error = fails(capsys, 1, resume)
-        assert error.startswith(f"error: {text}")
+        assert text in error
         assert "--model.weights" in error
 
 

@@ -14,18 +14,14 @@ from given import Given
 from lightning import LightningModule
 from paths import ACCELERATOR, Train, argv, script
 from torch import Tensor, nn
-from torchvision import transforms
 from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 from written import equal, refused, weights
 
-from lightbase.config.errors import UserError
 from lightbase.data.module import BaseDataModule
 from lightbase.watch.dry_run import (
-    DryRun,
     check_outputs,
     load_data,
-    say_random_validation,
     try_network,
 )
 
@@ -58,8 +54,6 @@ class Random(nn.Module):
 CALLBACKS = "--trainer.callbacks lightning.pytorch.callbacks"
 PRUNING = "--trainer.callbacks.pruning_fn torch.nn.utils.prune"
 
-GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
-
 
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
@@ -77,17 +71,6 @@ GRAPHS = "--model.compile_net inductor --model.compile_mode reduce-overhead"
             "Linear(in_features=191, out_features=4, bias=True) got torch.float32 (2, 192)",
         ),
         (f"--model.net {ME}.Silent", 2, "Silent.forward returns nothing"),
-        (
-            f"{GRAPHS} --trainer.accumulate_grad_batches 2",
-            2,
-            "accumulate_grad_batches 2: they do not go with this: model.compile_mode",
-        ),
-        (
-            "--trainer.gradient_clip_val 1 --trainer.precision bf16-mixed "
-            "--model.optimizer AdamW --model.optimizer_args.fused true",
-            2,
-            "gradient_clip_val 1.0, accumulate_grad_batches 1: they do not go with",
-        ),
         (
             "--model.metrics.unfit torchmetrics.classification.BinaryF1Score",
             1,
@@ -107,37 +90,6 @@ def test_the_trial_changes_nothing(train: Train, tmp_path: Path):
     train("--model.net test_checks.Random --name not_tried --try_network false")
     folders = tmp_path / "tried" / "version_0", tmp_path / "not_tried" / "version_0"
     assert equal(*map(weights, folders))
-
-
-# random transforms of validation samples
-
-NORMALIZE = v2.Normalize([0.5] * 3, [0.5] * 3)
-
-
-@pytest.mark.parametrize(
-    ("transform", "name"),
-    [
-        (v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32), NORMALIZE]), ""),
-        (transforms.Compose([transforms.ToTensor(), transforms.Pad(2)]), ""),
-        (v2.Compose([v2.RandomCrop(8), v2.PILToTensor()]), "RandomCrop"),
-        (transforms.Compose([transforms.RandomHorizontalFlip()]), "RandomHorizontal"),
-        (v2.AutoAugment(), "AutoAugment"),
-        (transforms.TrivialAugmentWide(), "TrivialAugmentWide"),
-        (v2.RandomApply([v2.ColorJitter()]), "RandomApply"),
-    ],
-)
-def test_random_transforms_of_validation_samples_are_told(transform, name, capsys):
-    images = FakeData(60, (3, 8, 8), 2, transform)
-    data = Given(images)
-    data.collate = lambda samples: [x for x, _ in samples]
-    attach(data)
-    capsys.readouterr()
-    say_random_validation(data)
-    shown = capsys.readouterr().out
-    assert shown.count("\n") == bool(name)
-    assert f"get random transforms, too ({name}" * bool(name) in shown
-    say_random_validation(attach(Given((torch.zeros(60, 3), torch.zeros(60)))))
-    assert not capsys.readouterr().out
 
 
 # a training_step that returns no loss
@@ -188,7 +140,6 @@ class NeverALoss(Classifier):
 @pytest.mark.parametrize(
     ("name", "flag"),
     [
-        ("Forgets", "--trainer.val_check_interval 5"),
         ("NeverALoss", "--trainer.accumulate_grad_batches 4"),
     ],
 )
@@ -288,14 +239,7 @@ def test_a_network_that_is_not_tried_is_said(capsys):
     data: BaseDataModule = attach(Given((x, x, x)))
     flags: Any = SimpleNamespace(accelerator="cpu", strategy="auto", deterministic=0)
     try_network(Classifier(nn.Linear(3, 2), num_classes=2), data, flags)
-    assert "Network: not tried, and its parameters not" in capsys.readouterr().out
-
-
-def test_more_outputs_than_classes_are_a_note(train: Train, capsys):
-    train("--model.net.sizes [192,7] --trainer.fast_dev_run true")
-    assert "parameters, 7 outputs for 4 classes\n" in capsys.readouterr().out
-    train("--trainer.fast_dev_run true")
-    assert "outputs for" not in capsys.readouterr().out
+    assert "Network: not tried" in capsys.readouterr().out
 
 
 def test_only_a_metric_that_exists_is_proposed(train: Train, tmp_path, capsys):
@@ -315,19 +259,3 @@ def test_softmax_before_cross_entropy_is_said():
         probabilities, model, data
     )
     assert not check_outputs(probabilities.log(), model, data)
-
-
-def test_a_loss_without_a_gradient_is_refused():
-    model = Classifier(nn.Linear(3, 4), num_classes=4)
-    with pytest.raises(UserError, match="no gradient"):
-        DryRun().on_before_backward(None, model, torch.ones(()))  # type: ignore
-
-
-class NoSuper(BaseDataModule):
-    def __init__(self) -> None:
-        self.size = 3
-
-
-def test_a_data_module_that_does_not_call_its_base_class_is_refused():
-    with pytest.raises(UserError, match="NoSuper does not call super"):
-        load_data(NoSuper(), with_test=False)

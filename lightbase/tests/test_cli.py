@@ -93,7 +93,7 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --trainer.callbacks Foo | Foo
 --monitor val/f1 | val/f1 | val/acc
 --name ../x | ../x
---name=a/version_0 | no name for a folder below
+--name=a/version_0 | not a name for a folder below
 --trainer.accelerator tpu | trainer flags
 --model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
 --monitor train/foo --patience 2 | train/foo
@@ -109,7 +109,6 @@ fit --model.lr 1 | unknown argument 'fit'; leave fit out
 DOES_NOT_FIT = """
 --model.net torch.nn.Embedding --model.net.num_embeddings=4 --model.net.embedding_dim=4 | Long | Embedding(4, 4) got
 --trainer.accelerator gpu | gpu | cpu
---trainer.accelerator auto --trainer.devices 2 | 2 | --trainer.strategy ddp
 --trainer.devices 999 --trainer.strategy ddp | 999
 --ckpt_path last | last | tiny
 --ckpt_path none.ckpt | none.ckpt

@@ -38,7 +38,6 @@ def flags(
         (1, "gpu", 2, "ddp", "devices 2: torch .* finds 1 GPUs"),
         (2, "auto", [0, 2], "ddp", "finds 2 GPUs"),
         (2, "gpu", "two", "ddp", "'two'"),
-        (0, "cpu", "2", "auto", "devices 2 on CPUs needs --trainer.strategy ddp"),
         (0, "cpu", 9999, "ddp", "devices 9999: there are"),
         (2, "cpu", 1, "dp", "dp is for GPUs: with torchrun or on CPUs use"),
     ],

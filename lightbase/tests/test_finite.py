@@ -104,11 +104,9 @@ class Unknown(Classifier):
         self.log("val/odd", values[self.current_epoch])
 
 
-def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path, capsys):
+def test_a_metric_that_is_nan_counts_as_the_worst(train, tmp_path):
     train(f"--model {HERE}.Unknown --monitor val/odd --monitor_mode max")
     assert_kept(tmp_path / "tiny" / "version_0", epoch=1)
-    line = "val/odd is NaN in epoch 1: this epoch cannot be the best\n"
-    assert capsys.readouterr().out.count(line) == 1
 
 
 class BrokenImages(SyntheticImages):

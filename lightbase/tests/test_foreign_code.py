@@ -155,16 +155,6 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
             f"{ON_TINY} --model.metrics.t torchmetrics.wrappers.MetricTracker",
             "by a name",
         ),
-        (
-            f"{ON_TINY} --model.scheduler ReduceLROnPlateau "
-            "--model.scheduler_interval step",
-            "scheduler_interval step",
-        ),
-        (
-            f"{ON_TINY} --trainer.callbacks ModelPruning --trainer.callbacks.pruning_fn "
-            "l1_unstructured --trainer.callbacks.make_pruning_permanent false",
-            "make_pruning_permanent",
-        ),
     ],
 )
 def test_mistakes_in_foreign_code_are_told_in_a_few_lines(
@@ -185,7 +175,6 @@ def test_mistakes_in_foreign_code_are_told_in_a_few_lines(
             "--trainer.check_val_every_n_epoch 5",
             "best.ckpt is the last epoch (trainer.check_val_every_n_epoch 5 is above",
         ),
-        ("--trainer.limit_train_batches 0", "nothing is trained"),
     ],
 )
 def test_a_line_for_what_has_no_effect(train: Train, capsys, flags, words):

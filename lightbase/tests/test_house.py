@@ -1,10 +1,8 @@
-"""The house of the library: rooms, and arrows that point one way. Each file of watch/
-can be deleted. Private attributes and loops of other packages stand in compat.py only."""
+"""The house of the library: rooms, and arrows that point one way. Private attributes and loops of other packages stand in compat.py only."""
 
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -12,14 +10,14 @@ from pathlib import Path
 
 import programs
 import pytest
-import without_extra
 from paths import HERE
+from written import equal, weights
 
 import lightbase
 
 LIGHTBASE = Path(lightbase.__file__).parent
-WATCH = [path.stem for path in sorted((LIGHTBASE / "watch").glob("*.py"))]
 PUBLIC = {f"lightbase.{name}" for name in lightbase.__all__}
+ONE_EPOCH = "--trainer.max_epochs 1"
 ROOMS = ["compare", "commands", "watch", "setup", "run", "model", "data", "config"]
 """From top to bottom."""
 ALONE = ("lightbase.compat", "lightbase.data.transforms")
@@ -151,14 +149,8 @@ def test_tests_need_no_optional_package_to_be_collected(tmp_path: Path) -> None:
     assert "test_export.py" in printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WATCH)
-def test_an_extra_can_be_deleted(name: str, tmp_path: Path) -> None:
-    """With its lines in commands/ and `__init__.py`, its script and its tests. The
-    other tests can be imported, and a training runs."""
-    copy = tmp_path / "lightbase"
-    shutil.copytree(LIGHTBASE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    without_extra.delete_extra(copy, name)
-    program = copy / "tests" / "without_extra.py"
-    printed = run(tmp_path, program, tmp_path / "logs")
-    assert "Test of the best checkpoint" in printed
+def test_watching_callbacks_change_no_weight(train, trained, tmp_path, monkeypatch):
+    watched, _ = trained(ONE_EPOCH)
+    monkeypatch.setattr("lightbase.commands.train.make_extras", lambda spec: [])
+    train(ONE_EPOCH)
+    assert equal(weights(tmp_path / "tiny" / "version_0"), weights(watched))

@@ -171,7 +171,7 @@ MATRICES = ["view/confusion_matrix/val", "view/confusion_matrix/test"]
             "the outputs and targets in track do not fit task multiclass",
             [],
         ),
-        (flags_of("text"), "the attribute task of the model is text, see", []),
+        (flags_of("text"), "", []),
         (flags_of("segmentation", data=f"{HERE}.InDict"), "", []),
         (f"--data {HERE}.Dollars --model.net.sizes [10,2]", "", MATRICES),
     ],

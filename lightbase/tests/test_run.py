@@ -11,31 +11,31 @@ from written import refused
 
 import lightbase
 from lightbase.config.errors import UserError
-from lightbase.run.folder import Run
+from lightbase.run.folder import LockedFolder
 
 
 def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
-    assert Run(tmp_path, "a").folder == tmp_path / "a" / "version_0"
-    assert Run(tmp_path, "a").folder == tmp_path / "a" / "version_1"
+    assert LockedFolder(tmp_path, "a").folder == tmp_path / "a" / "version_0"
+    assert LockedFolder(tmp_path, "a").folder == tmp_path / "a" / "version_1"
     (tmp_path / "a" / "version_9").mkdir()
     (tmp_path / "a" / "version_x").mkdir()
-    assert Run(tmp_path, "a").folder.name == "version_10"
+    assert LockedFolder(tmp_path, "a").folder.name == "version_10"
 
 
 def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
-    first = Run(tmp_path, "a")
+    first = LockedFolder(tmp_path, "a")
     with pytest.raises(UserError, match="in use"):
-        Run(tmp_path, "a", first.folder)
+        LockedFolder(tmp_path, "a", first.folder)
     first.close()
-    Run(tmp_path, "a", first.folder).close()
+    LockedFolder(tmp_path, "a", first.folder).close()
     assert not list(first.folder.iterdir())
 
 
 def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -> None:
-    Run(tmp_path, "b/c").discard()
+    LockedFolder(tmp_path, "b/c").discard()
     assert not list(tmp_path.iterdir())
-    kept = Run(tmp_path, "a")
-    Run(tmp_path, "a").discard()
+    kept = LockedFolder(tmp_path, "a")
+    LockedFolder(tmp_path, "a").discard()
     assert kept.folder.is_dir()
 
 
@@ -66,6 +66,6 @@ def test_a_run_whose_folder_is_removed_ends_with_two_lines(
 @pytest.mark.parametrize("name", ["a" * 300, "x/" + "b" * 256, "a\nb", "a\x1b[31m"])
 def test_names_that_no_folder_should_have_are_refused(train, tmp_path, capsys, name):
     error = refused(capsys, tmp_path, lambda: train("--name", name))
-    assert "is no name for a folder" in error
+    assert "is not a name for a folder" in error
     again = lambda: train("--ckpt_path last --name", name)  # noqa: E731
-    assert "is no name for a folder" in fails(capsys, 2, again)
+    assert "is not a name for a folder" in fails(capsys, 2, again)

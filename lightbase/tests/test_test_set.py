@@ -3,12 +3,10 @@ a checkpoint on samples of its training. And nothing may be selected by a test."
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from attached import attach
-from example.classifier import Classifier
 from paths import ACCELERATOR, HERE, argv, fails, script
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
@@ -143,31 +141,6 @@ def test_nothing_is_selected_on_test_data(train, tmp_path, capsys, monkeypatch):
     values = curves(folder)["test_each_epoch/loss"]
     assert values[-1][1] == pytest.approx(metrics["test/loss"])
     assert "best" not in read_json(folder / "progress.json")
-
-
-class Plateau(Classifier):
-    """Asks for a schedule by a class that BaseModule does not build by its name."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        config = {"scheduler": schedule, "monitor": "val/loss"}
-        return {"optimizer": optimizer, "lr_scheduler": config}
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss",
-        "--trainer.callbacks ModelCheckpoint --trainer.callbacks.monitor val/acc",
-        "--model test_test_set.Plateau",
-    ],
-)
-def test_what_would_go_by_the_test_set_is_refused(train, tmp_path, capsys, flags):
-    error = fails(capsys, 2, lambda: train(flags, "--data.val_fraction 0"))
-    assert "with data.val_fraction 0 there is no validation" in error
-    assert error.endswith("--data.val_fraction 0.1")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_test_can_be_left_to_evaluate(train, tmp_path, capsys):

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pynvml
 import torch
+from lightning import Callback
 
 from lightbase.config.errors import say
 from lightbase.model.curves import is_log_step, log_values
 from lightbase.run.devices import devices_of
-from lightbase.run.fit import Extra
 
 GIB = 2**30
 
@@ -25,7 +25,7 @@ INTERVAL_S = 1.0
 busy_percent is itself a mean over 1/6 to 1 s."""
 
 
-class DeviceMonitor(Extra):
+class DeviceMonitor(Callback):
     """Writes curves of the devices; their names begin with watch/device/. Only the
     first process reads the devices.
 

@@ -1,19 +1,18 @@
 """The dry run: a mistake is found before a run has a folder.
 
-`DryRun` loads the data, and tries the network and the optimizer. Without it, the same
-mistakes end a training later, with longer errors.
+`dry_run` loads the data, and tries the network and the optimizer. Without it, the same
+mistakes end a training later, with longer errors. The metric of --monitor and the loss
+are checked in the training.
 """
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -23,12 +22,10 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Subset
 
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.known_errors import noted
 from lightbase.config.spec import RunSpec
-from lightbase.data.loader import DatasetSamples, ResumableLoader
 from lightbase.data.module import BaseDataModule
 from lightbase.data.splits import class_numbers
 from lightbase.data.tensors import for_network, inputs_of, targets_of, tensors_in
@@ -45,103 +42,33 @@ from lightbase.run.devices import (
     num_gpus,
     parse_devices,
 )
-from lightbase.run.fit import Extra, has_test
-from lightbase.run.record import best_callback
+from lightbase.run.fit import has_test
 
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
 """Hooks of BaseDataModule that change a batch. The first two get the inputs only."""
 
-RANDOM_TRANSFORM = re.compile(
-    r"\b(Random\w+|AutoAugment|RandAugment|TrivialAugment\w+|AugMix|ColorJitter)\b"
-)
-"""The name of a transform of torchvision that draws random numbers."""
-
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
 
-class DryRun(Extra):
-    """Tries the parts of a run before the run. What cannot be tried is checked in the
-    training: the loss, and the metric of --monitor."""
+def dry_run(spec: RunSpec, model: LightningModule, data: LightningDataModule) -> None:
+    """Load weights and data, and try network and optimizer.
 
-    def before_run(
-        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
-    ) -> None:
-        """Load weights and data, and try network and optimizer.
+    Of a plain LightningModule only `training_step` is checked; a plain
+    LightningDataModule is not checked.
 
-        A mistake is found here, before the run has a folder. Of a plain LightningModule
-        only `training_step` is checked; a plain LightningDataModule is not checked.
-
-        Raise UserError with the way out.
-        """
-        config = spec.config
-        if config.trainer.limit_train_batches == 0:
-            say("trainer.limit_train_batches 0: nothing is trained")
-        check_combinations(model, config.trainer)
-        if isinstance(model, BaseModule):
-            model.prepare_weights()
-        if isinstance(data, BaseDataModule):
-            load_data(data, with_test=has_test(model, data))
-            if config.try_network:
-                try_network(model, data, config.trainer)
-        # A step of torch's Adam starts CUDA even on the CPU, and a process that forks
-        # must not start it.
-        if has_named_optimizer(model) and not forks_processes(config.trainer):
-            try_schedule(model)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print a line if the loaders cannot resume, and if a schedule by epochs would
-        never step. Raise UserError if no optimizer trains a parameter."""
-        # if configure_optimizers returns None, Lightning's optimizer has one constant
-        groups = [x for optimizer in trainer.optimizers for x in optimizer.param_groups]
-        weights = [weight for group in groups for weight in group["params"]]
-        trains = any(weight.requires_grad for weight in weights)
-        if pl_module.automatic_optimization and not trains:
-            raise UserError(
-                f"{type(pl_module).__name__}.configure_optimizers returns no optimizer "
-                "of a parameter that trains",
-                status=2,
-            )
-        loaders = CombinedLoader(trainer.train_dataloader).flattened
-        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
-            data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            say(
-                f"{type(data).__name__} has its own DataLoaders: a resume may end with "
-                "other weights; several processes may count samples twice, and each "
-                "trains on all of an IterableDataset"
-            )
-        intervals = [config.interval for config in trainer.lr_scheduler_configs]
-        num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
-        if "epoch" in intervals and 0 < trainer.max_steps < num_steps:
-            say(
-                f"trainer.max_steps {trainer.max_steps} ends the first epoch, so a "
-                "schedule by epochs never steps; --model.scheduler_interval step does"
-            )
-
-    def on_before_backward(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
-    ) -> None:
-        """Raise UserError for a loss that cannot train."""
-        if not loss.requires_grad:
-            raise UserError(
-                f"the loss that {type(pl_module).__name__} returns has no gradient, so "
-                "nothing would train",
-                "detach(), argmax(), numpy() and torch.no_grad() leave none",
-            )
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if the sanity check has not logged the metric of --monitor.
-        Lightning alone would find it only at the end of the first epoch."""
-        best = best_callback(trainer)
-        # Lightning keeps no values of several loaders here
-        if not best or not best.monitor or len(trainer.num_sanity_val_batches) != 1:
-            return
-        names = trainer.callback_metrics
-        if best.monitor not in names:
-            raise UserError(
-                f"--monitor {best.monitor!r} is not among the metrics of a validation: "
-                f"{', '.join(names)}",
-                status=2,
-            )
+    Raise UserError with the way out.
+    """
+    config = spec.config
+    if isinstance(model, BaseModule):
+        model.prepare_weights()
+    if isinstance(data, BaseDataModule):
+        load_data(data, with_test=has_test(model, data))
+        if config.try_network:
+            try_network(model, data, config.trainer)
+    # A step of torch's Adam starts CUDA even on the CPU, and a process that forks
+    # must not start it.
+    if has_named_optimizer(model) and not forks_processes(config.trainer):
+        try_schedule(model)
 
 
 @contextmanager
@@ -174,30 +101,6 @@ def noted_layer() -> Iterator[None]:
             hook.remove()
 
 
-def check_combinations(model: LightningModule, trainer: Any) -> None:
-    """Raise UserError for options that torch or Lightning refuse together, but only in
-    the training. Lightning's issue 21435 is about fused optimizers.
-
-    trainer: The Trainer's flags.
-    """
-    clips = trainer.gradient_clip_val
-    every = trainer.accumulate_grad_batches
-    reason = ""
-    if isinstance(model, BaseModule):
-        is_fused = model.optimizer_args.get("fused")
-        if clips and is_fused and str(trainer.precision) in MIXED:
-            reason = f"model.optimizer_args.fused true, precision {trainer.precision}"
-        elif every != 1 and model.compile_mode == "reduce-overhead":
-            reason = "model.compile_mode reduce-overhead (CUDA graphs)"
-    if reason:
-        raise UserError(
-            f"trainer.gradient_clip_val {clips}, accumulate_grad_batches {every}: they "
-            f"do not go with this: {reason}",
-            "leave one of them out",
-            2,
-        )
-
-
 def load_data(data: BaseDataModule, with_test: bool) -> None:
     """Load the samples for training and validation, and print how many there are.
 
@@ -206,10 +109,6 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     Raise UserError for data that cannot be loaded, or whose transforms would change
     only a part of a batch.
     """
-    if "splits" not in vars(data):
-        raise UserError(
-            f"__init__ of {type(data).__name__} does not call super().__init__()"
-        )
     data.prepare_data()
     data.setup("fit")
     check_transforms(data)
@@ -227,24 +126,20 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
     if data.num_classes:
         text += f" of {data.num_classes} classes"
     text += f", batch size {data.batch_size}"
-    if data.train_weights is not None:
-        text += "; training samples are drawn by weight"
     if data.fold:
         text += f"; fold {data.fold.number} of {data.fold.num_folds} is the test set"
     say(text)
     say_sparse_classes(data)
-    say_random_validation(data)
 
 
 def check_transforms(data: BaseDataModule) -> None:
-    """Raise UserError if `normalize` or `augment` would leave a part of the batch
-    unchanged that has to change with the inputs: further images, masks, target images.
+    """Raise UserError if `normalize` or `augment`, which get the inputs only, would
+    leave a part of the batch unchanged that has to change with them: masks, target
+    images, further images.
 
-    The two hooks get the inputs only. `transform_batch` and `on_after_batch_transfer`
-    get all parts, so data that overrides one of them is not checked. A third part has
-    to change, because nobody knows what it is. A target has to change if it has the
-    shape and dtype of the inputs, or if images are augmented that have its height and
-    width.
+    Data that overrides `transform_batch` or `on_after_batch_transfer`, which get all
+    parts, is not checked. A target has to change if it has the shape and dtype of the
+    inputs, or if images are augmented that have its height and width.
     """
     batch = data.splits["train"].__getitems__([0])
     inputs = inputs_of(batch)
@@ -253,23 +148,18 @@ def check_transforms(data: BaseDataModule) -> None:
     overridden = {hook for hook in HOOKS if is_overridden(hook, data, BaseDataModule)}
     if not overridden or not overridden <= {"normalize", "augment"}:
         return
-    problem = ""
-    if len(batch) > 2:
-        problem = f"a batch of {type(data).__name__} has {len(batch)} parts"
+    has_to_change = len(batch) > 2
     for target in tensors_in(batch[1:]):
-        is_alike = target.shape == inputs.shape and target.dtype == inputs.dtype
+        if target.shape == inputs.shape and target.dtype == inputs.dtype:
+            # numbers are predicted from a single number
+            has_to_change = has_to_change or inputs[0].numel() > 1
         are_images = min(target.dim(), inputs.dim()) > 2
-        is_mask = are_images and target.shape[-2:] == inputs.shape[-2:]
-        # a single number is no vector: numbers are predicted from numbers
-        is_alike = is_alike and inputs[0].numel() > 1
-        if is_alike or (is_mask and "augment" in overridden):
-            problem = (
-                f"{type(data).__name__} has targets {tuple(target.shape[1:])} for "
-                f"inputs {tuple(inputs.shape[1:])}"
-            )
-    if problem:
+        if are_images and target.shape[-2:] == inputs.shape[-2:]:
+            has_to_change = has_to_change or "augment" in overridden
+    if has_to_change:
         raise UserError(
-            f"{problem}, and normalize and augment get the first part only",
+            f"{type(data).__name__}: normalize and augment get the first part of a "
+            "batch only, and others have to change with it",
             "override transform_batch(batch, training), which gets all",
             2,
         )
@@ -287,8 +177,7 @@ def trial_device(trainer: Any) -> torch.device:
 
 @torch.no_grad()
 def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> None:
-    """Try `model.net` on two training samples, and print its number of parameters. Try
-    it on samples of the other splits, too, if they have another shape.
+    """Try `model.net` on two samples of each split, and print its number of parameters.
 
     It runs in eval mode, on the device and in the precision of the Trainer's flags.
     Only pairs whose inputs are one tensor are tried.
@@ -303,39 +192,24 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     if trainer.deterministic:
         # cuBLAS reads it at its first use, which is here; Lightning sets it later.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    batch = two_samples(data, "train", device)
-    inputs = inputs_of(batch)
-    if targets_of(batch) is None:
-        if model.task not in (None, "text") and len(tensors_in(batch)) == 1:
-            raise UserError(
-                f"{type(data).__name__} gives inputs without targets, which task "
-                f"{model.task} needs",
-                "give pairs (inputs, targets); if the steps make the targets, "
-                "--try_network false",
-            )
-        say(
-            "Network: not tried, and its parameters not counted: a batch is no pair "
-            f"(inputs, targets) for `x, y = batch`, but a {type(batch).__name__}; "
-            "predict.py writes no column `true`"
-        )
-        return
-    if not isinstance(inputs, Tensor):
-        return
-    if inputs.dim() == 4 and not inputs.is_complex() and inputs.max() > 16:
-        say(f"Inputs: up to {inputs.max():g}; to_float in `normalize` would scale them")
-    net = model.net.to(device)
-    outputs = run_network(net, inputs, type(data).__name__, str(trainer.precision))
+    net = model.net
+    outputs: dict[str, Any] = {}
     for split in data.splits:
-        others = inputs_of(two_samples(data, split, device))
-        if isinstance(others, Tensor) and others.shape[1:] != inputs.shape[1:]:
+        batch = two_samples(data, split, device)
+        inputs = inputs_of(batch)
+        if targets_of(batch) is not None and isinstance(inputs, Tensor):
             name = f"{type(data).__name__} ({split})"
-            run_network(net, others, name, str(trainer.precision))
+            precision = str(trainer.precision)
+            outputs[split] = run_network(net.to(device), inputs, name, precision)
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
+    if "train" not in outputs:
+        say("Network: not tried: a batch is not a pair (inputs, targets) of tensors")
+        return
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     text = f"Network: {type(net).__name__}, {num_parameters:,} parameters"
-    if isinstance(outputs, Tensor) and outputs.dim() == 2:
-        text += check_outputs(outputs, model, data)
+    if isinstance(outputs["train"], Tensor) and outputs["train"].dim() == 2:
+        text += check_outputs(outputs["train"], model, data)
     say(text)
 
 
@@ -353,7 +227,6 @@ def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
 
     outputs: (2, num_outputs).
     """
-    text = ""
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
     most_classes = max(num_classes, num_trained)
@@ -365,12 +238,10 @@ def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
             f"{num_trained}",
             "change an argument such as --model.net.num_classes, or the last layer",
         )
-    if num_outputs > most_classes > 0:
-        text = f", {num_outputs} outputs for {most_classes} classes"
     is_softmax = (outputs.float().sum(1) - 1).abs().max() < 0.001
     if is_softmax and isinstance(model.criterion, nn.CrossEntropyLoss):
-        text += "; outputs sum up to 1: CrossEntropyLoss has its own softmax"
-    return text
+        return "; outputs sum up to 1: CrossEntropyLoss has its own softmax"
+    return ""
 
 
 def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> Any:
@@ -425,21 +296,6 @@ def say_sparse_classes(data: BaseDataModule) -> None:
         say(f"Classes: {'; '.join(texts)}")
 
 
-def say_random_validation(data: BaseDataModule) -> None:
-    """Print one line if validation samples get random transforms of torchvision, which
-    are in the attribute `transform` or `transforms` of a Dataset."""
-    dataset: Any = data.splits["val"]
-    while isinstance(dataset, DatasetSamples | Subset):
-        dataset = dataset.dataset
-    transforms = [getattr(dataset, name, "") for name in ("transform", "transforms")]
-    found = RANDOM_TRANSFORM.search(str(transforms))
-    if found:
-        say(
-            f"Validation: its samples get random transforms, too ({found[0]}): write "
-            "load(self, split, training), and leave them out unless training"
-        )
-
-
 def try_schedule(model: Any) -> None:
     """Build the model's optimizer and scheduler for a hundred steps, and make three of
     them.
@@ -462,20 +318,14 @@ def try_schedule(model: Any) -> None:
     scheduler = None
     if name is not None:
         scheduler = build_scheduler(name, args, optimizer, 100)
-    elif args:
-        raise UserError(f"model.scheduler_args {args} need a model.scheduler", status=2)
-    if model.scheduler_interval and not name:
-        problem = f"model.scheduler_interval {model.scheduler_interval}"
-        raise UserError(f"{problem} needs a model.scheduler", status=2)
+    elif args or model.scheduler_interval:
+        raise UserError(
+            f"model.scheduler_args {args}, scheduler_interval "
+            f"{model.scheduler_interval}: they need a model.scheduler",
+            status=2,
+        )
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler = None  # it steps after a validation
-        if model.scheduler_interval == "step":
-            raise UserError(
-                "model.scheduler_interval step: ReduceLROnPlateau steps after a "
-                "validation",
-                "leave it out",
-                2,
-            )
     try:
         for _ in range(3):
             optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss

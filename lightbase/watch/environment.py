@@ -8,13 +8,12 @@ import sys
 import time
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 
 from lightbase.config.errors import first_line
 from lightbase.config.paths import PROJECT
+from lightbase.model.curves import run_folder
 from lightbase.run.devices import describe_devices, devices_of
-from lightbase.run.fit import Extra
-from lightbase.run.record import recorder_of
 
 PACKAGES = (
     "torch",
@@ -29,15 +28,13 @@ PACKAGES = (
 """Packages whose versions are written into environment.txt."""
 
 
-class EnvironmentFile(Extra):
+class EnvironmentFile(Callback):
     """Adds a part to environment.txt when a training starts."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write versions, devices, command and git commit. Only the first process does,
-        and none in a fast_dev_run."""
-        run = recorder_of(trainer).run
-        if run and trainer.is_global_zero:
-            file = run.folder / "environment.txt"
+        """Write versions, devices, command and git commit, in the first process."""
+        if trainer.is_global_zero:
+            file = run_folder(trainer) / "environment.txt"
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(describe_environment(trainer))
 

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from lightning import Callback
 from lightning.pytorch.utilities import CombinedLoader, move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.axes import Axes
@@ -45,7 +46,6 @@ from lightbase.model.predictions import (
     confusion,
     task_of,
 )
-from lightbase.run.fit import Extra
 
 NUM_COLUMNS = 5  # of a grid
 
@@ -56,15 +56,15 @@ NUM_MASKS = 10  # in a picture
 NUM_POINTS = 5000  # in a plot of predicted numbers
 
 
-class PredictionFigures(Extra):
+class PredictionFigures(Callback):
     """Draws pictures for the loggers, with tags that begin with view/. They need a
     BaseDataModule and a BaseModule.
 
     At the start it draws `inputs/train`: training images as the network gets them.
     After a validation or the test it draws the predictions, in the way that the
     module's `task` needs. It keeps the predictions of all samples for this, but only
-    about NUM_MASKS masks, spread over the data set. It also writes metrics that are no
-    curves to files.
+    about NUM_MASKS masks, spread over the data set. It also writes metrics without a
+    curve to files.
 
     every_n_epochs: Draw after the validations of each such epoch, and of the last one
         that trainer.max_epochs allows. 0 draws no pictures at all.
@@ -89,17 +89,11 @@ class PredictionFigures(Extra):
         self.every_n_epochs = every_n_epochs
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find out whether pictures can be drawn. Print a line if the task has none."""
-        is_ours = isinstance(trainer.datamodule, BaseDataModule)
-        is_ours = is_ours and isinstance(pl_module, BaseModule)
-        if not (is_ours and self.every_n_epochs and has_pictures(trainer)):
-            return
-        self.data = trainer.datamodule
-        if pl_module.task not in FIGURES:
-            say(
-                "Pictures: none of predictions: the attribute task of the model is "
-                f"{pl_module.task}, see docs/tensorboard.md"
-            )
+        """Find out whether pictures can be drawn."""
+        data = trainer.datamodule
+        is_ours = isinstance(data, BaseDataModule) and isinstance(pl_module, BaseModule)
+        if is_ours and self.every_n_epochs and has_pictures(trainer):
+            self.data = data
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
@@ -158,7 +152,7 @@ class PredictionFigures(Extra):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the metrics that are no curves. Draw what all processes have kept, if
+        """Write the metrics without a curve. Draw what all processes have kept, if
         they have kept anything; the first one draws. If a batch does not fit the task,
         or has samples of another shape, print a line, and draw no more predictions."""
         if trainer.sanity_checking:
@@ -209,8 +203,8 @@ def first_loader(loaders: Any) -> Any:
 
 
 def write_metric_values(trainer: Any, stage: Stage) -> None:
-    """Write metrics/STAGE_NAME.json in the run's folder for each metric that is no
-    curve. A later call overwrites the file. Print a line about each new file."""
+    """Write metrics/STAGE_NAME.json in the run's folder for each metric that has no
+    curve. A later call overwrites the file."""
     model = trainer.lightning_module
     if not trainer.is_global_zero or not isinstance(model, BaseModule):
         return
@@ -219,8 +213,6 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
     for name, value in means.non_scalar_values.items():
         folder.mkdir(exist_ok=True)
         file = folder / f"{means.prefix[:-1]}_{as_curve_names([name])[0]}.json"
-        if not file.exists():
-            say(f"Metric {name} is no curve: its values are in metrics/{file.name}")
         write_whole(file, json.dumps(value, default=Tensor.tolist))
 
 

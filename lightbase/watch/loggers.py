@@ -1,7 +1,7 @@
 """The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger.
 
-`make_loggers` makes them, with arguments that follow from the folder of the run.
-`OpenLoggers` opens them for a run, and writes the hyperparameters into them.
+`open_loggers` is a context for a run; `make_loggers` makes the loggers, with arguments
+that follow from the folder of the run. `LoggedSettings` writes the hyperparameters.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import (
     Logger,
     MLFlowLogger,
@@ -24,15 +24,13 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
 from lightbase.compat import saved_logged_step
-from lightbase.config.errors import UserError, first_line, say
+from lightbase.config.errors import UserError, first_line, imported, say
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.names import WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
-from lightbase.config.spec import RunSpec, arguments, as_list, entries
-from lightbase.run.fit import Extra
-from lightbase.run.folder import Run, root_folder
-from lightbase.run.record import recorder_of
-from lightbase.setup.build import instantiate
+from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
+from lightbase.model.curves import run_folder
+from lightbase.run.folder import LockedFolder, root_folder
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
 """The logger of a run whose config names none."""
@@ -56,52 +54,55 @@ class RunTensorBoard(TensorBoardLogger):
         super().log_metrics(tags, step)
 
 
-class OpenLoggers(Extra):
-    """Opens the loggers of a run. Writes the hyperparameters into them when a training
-    starts, and the points of the curves to disk."""
+@contextmanager
+def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
+    """Within this context, the loggers of a run are open. At its end, the run at W&B
+    ends, with status 1 after an error. Otherwise the next run of the same process would
+    continue it.
 
-    first_step = 0  # of this start in the run's folder
+    Raise UserError if a logger cannot start, see `make_loggers`.
+    """
+    loggers = make_loggers(spec, run)
+    status = 1
+    try:
+        yield loggers
+        status = 0
+    finally:
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(status)
 
-    @contextmanager
-    def around_run(
-        self, spec: RunSpec, model: LightningModule, run: Run | None
-    ) -> Iterator[list[Logger]]:
-        """Within this context, the loggers of a run are open. At its end, the run at
-        W&B ends, with status 1 after an error. Otherwise the next run of the same
-        process would continue it.
 
-        Raise UserError if a logger cannot start, see `make_loggers`.
-        """
-        loggers = make_loggers(spec, run)
-        status = 1
-        try:
-            yield loggers
-            status = 0
-        finally:
-            for logger in loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.experiment.finish(status)
+class LoggedSettings(Callback):
+    """Writes the hyperparameters into the loggers when a training starts, and the
+    points of the curves to disk at the end of each epoch.
+
+    first_step: The step at which this start begins its curves.
+    """
+
+    first_step = 0
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.parameters = hyper_parameters(as_values(spec))
+        self.continues = spec.folder is not None
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Find the step at which a run that continues in its folder starts again. A new
         run that starts from a checkpoint begins its curves at step 0."""
-        run = recorder_of(trainer).run
-        if run and not run.is_new:
+        if self.continues:
             # not its global_step, which counts each of several optimizers
             self.first_step = saved_logged_step(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the hyperparameters into the loggers, in the first process only."""
-        recorder = recorder_of(trainer)
-        if not recorder.run or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         # Lightning would keep the file of an earlier start
-        (recorder.run.folder / "hparams.yaml").unlink(missing_ok=True)
-        parameters = hyper_parameters(recorder.config)
+        (run_folder(trainer) / "hparams.yaml").unlink(missing_ok=True)
         for logger in trainer.loggers:
-            logger.log_hyperparams(parameters)
+            logger.log_hyperparams(self.parameters)
             if isinstance(logger, TensorBoardLogger):
                 writer = logger.experiment.file_writer
                 # TensorBoard drops the points from this step on that an earlier start
@@ -111,7 +112,7 @@ class OpenLoggers(Extra):
                 writer.add_event(Event(step=self.first_step, session_log=start))
                 # The first summary would list columns. TensorBoard takes the parameters
                 # that differ first.
-                for summary in hparams(parameters, {})[1:]:
+                for summary in hparams(self.parameters, {})[1:]:
                     writer.add_summary(summary)
                 folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
                 say(f"Curves: tensorboard --logdir {folder}")
@@ -126,7 +127,7 @@ class OpenLoggers(Extra):
             logger.save()
 
 
-def make_loggers(spec: RunSpec, run: Run | None) -> list[Logger]:
+def make_loggers(spec: RunSpec, run: LockedFolder | None) -> list[Logger]:
     """Build the loggers that trainer.logger names. Without this setting, the logger is
     TensorBoard's. With false or an empty list there is none.
 
@@ -145,7 +146,7 @@ def make_loggers(spec: RunSpec, run: Run | None) -> list[Logger]:
     return [make_logger(spec, config, run) for config in configs or [TENSORBOARD]]
 
 
-def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
+def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     """Build a logger. Arguments that the config leaves out follow from the run.
 
     TensorBoard and CSV files are written into the folder of the run. W&B writes there,
@@ -187,9 +188,7 @@ def make_logger(spec: RunSpec, config: Namespace, run: Run) -> Logger:
     try:
         if config.class_path == TENSORBOARD.class_path:
             return RunTensorBoard(**options)
-        config = Namespace(class_path=config.class_path, init_args=Namespace(options))
-        settings = Namespace(trainer=Namespace(logger=config))
-        logger: Logger = instantiate(spec, settings).trainer.logger
+        logger: Logger = imported("trainer.logger", config.class_path)(**options)
         if isinstance(logger, WandbLogger | MLFlowLogger):
             _ = logger.experiment  # starts the run at the server
         return logger

@@ -4,38 +4,31 @@
 `TrainingProgressBar` is Lightning's bar, below the lines, in a terminal.
 """
 
-import shutil
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any
 
+from lightning import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from lightbase.compat import batch_index
 from lightbase.model.curves import is_of_class
-from lightbase.run.checkpoint import RunCheckpoint
-from lightbase.run.fit import Extra
 from lightbase.run.record import best_callback, recorder_of
-
-REST_WIDTH = 23  # of a row beside the metrics: 99/1000, 9999.9 s and the mark
 
 REFRESH_S = 0.2  # seconds between two redraws; a redraw takes 0.1 ms
 
 
-class EpochLines(Extra):
+class EpochLines(Callback):
     """Prints a table with a row for each epoch: the metrics with four significant
     digits, and the seconds since the row before or since the start. Validations and
     checkpoints are part of this time. The best epoch so far is marked.
 
     began: When the newest row was printed, in seconds of time.monotonic.
-    num_metrics: The highest number of metrics in an epoch so far.
-    columns: The metrics that are shown, in their order.
+    columns: The metrics of the table, in their order.
     """
 
     began = 0.0
-    num_metrics = 0
     columns: list[str] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -49,14 +42,16 @@ class EpochLines(Extra):
         for name, value in recorder_of(trainer).history[-1].items():
             if name != "epoch" and not is_of_class(name):
                 texts[name] = f"{value:#.4g}"
-        best = best_callback(trainer)
-        if len(texts) > self.num_metrics:
-            self.num_metrics = len(texts)
-            self.columns = fitting_columns(texts, best)
+        if len(texts) > len(self.columns):
+            # train before val, and the loss first
+            self.columns = sorted(
+                texts, key=lambda x: (x.split("/")[0], "/loss" not in x, x)
+            )
             pl_module.print(self.line("epoch", {x: x for x in texts}, "time"))
         now = time.monotonic()
         line = self.line(epoch_text(trainer), texts, f"{now - self.began:.1f} s")
         self.began = now
+        best = best_callback(trainer)
         if best and best.is_better(trainer) and texts.get(str(best.monitor)) != "nan":
             line += "  best"
         pl_module.print(line)
@@ -64,28 +59,9 @@ class EpochLines(Extra):
 
     def line(self, epoch: str, texts: dict[str, str], time: str) -> str:
         """Return a line of the table, with a text for each metric."""
-        cells = [f"{texts.get(x, '-'):>{column_width(x)}}" for x in self.columns]
+        # 1.234e-06 is the longest number
+        cells = [f"{texts.get(x, '-'):>{max(len(x), 9)}}" for x in self.columns]
         return "  ".join([f"{epoch:7}", *cells, f"{time:>8}"])
-
-
-def column_width(name: str) -> int:
-    """Return the width of a metric's column. 1.234e-06 is the longest number."""
-    return max(len(name), 9)
-
-
-def fitting_columns(names: Iterable[str], best: RunCheckpoint | None) -> list[str]:
-    """Return the metrics for which a line has room, in the order of the table: train
-    before val, and the loss first. The metric that compares epochs and the losses have
-    room before others. A file has room for all."""
-    room = shutil.get_terminal_size((999, 0)).columns - REST_WIDTH
-    shown = []
-    for name in sorted(
-        names, key=lambda x: (best and best.monitor != x, "/loss" not in x)
-    ):
-        room -= column_width(name) + 2
-        if room >= 0:
-            shown.append(name)
-    return sorted(shown, key=lambda x: (x.split("/")[0], "/loss" not in x, x))
 
 
 def epoch_text(trainer: Any) -> str:
@@ -96,7 +72,7 @@ def epoch_text(trainer: Any) -> str:
     return text
 
 
-class TrainingProgressBar(Extra, TQDMProgressBar):
+class TrainingProgressBar(TQDMProgressBar):
     """Lightning's progress bars, which vanish at their end. The lines of the epochs
     stay.
 
@@ -114,7 +90,7 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
             position=0,
             disable=self.is_disabled,
             leave=False,
-            ncols=bar_columns(),
+            dynamic_ncols=True,
             file=sys.stdout,
             bar_format=self.BAR_FORMAT,
         )
@@ -123,17 +99,8 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
     init_test_tqdm = init_predict_tqdm = make_bar
 
     def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
-        """Return the metrics for which the terminal has room behind the bar."""
-        room = bar_columns() // 20 - 2
-        return dict([*trainer.progress_bar_metrics.items()][:room])
-
-    def on_train_start(self, trainer: Any, *_: Any) -> None:
-        super().on_train_start()
-        bar = self.train_progress_bar
-        # Lightning does not call this hook if it resumes in the middle of an epoch. The
-        # rate counts the batches from there on.
-        self.on_train_epoch_start(trainer)
-        bar.n = bar.initial = batch_index(trainer) + 1
+        """Return the metrics without the logger's version, which Lightning adds."""
+        return dict(trainer.progress_bar_metrics)
 
     def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         """Begin the bar again, with the number of batches in this epoch."""
@@ -146,7 +113,6 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
             return
         self.shown_at = time.monotonic()
         bar = self.train_progress_bar
-        bar.ncols = bar_columns()
         bar.n = batch_index(trainer) + 1
         # Lightning has read these numbers already: nothing waits for the GPU
         bar.set_postfix(self.get_metrics(trainer, pl_module))
@@ -156,8 +122,3 @@ class TrainingProgressBar(Extra, TQDMProgressBar):
         for bar in vars(self).values():
             if isinstance(bar, Tqdm):
                 bar.close()
-
-
-def bar_columns() -> int:
-    """Return the width of a bar. It leaves room for the ^C of a terminal."""
-    return shutil.get_terminal_size().columns - 3

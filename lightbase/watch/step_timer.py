@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 from matplotlib.figure import Figure
 
 from lightbase.config.errors import say
 from lightbase.config.tables import as_table
 from lightbase.model.curves import has_pictures, log_figure, num_steps
-from lightbase.run.fit import Extra
 
 PHASES = (
     "data_loading",
@@ -223,7 +222,7 @@ class PhaseClock(PassThroughProfiler):
         self.marks = []
 
 
-class StepTimer(Extra):
+class StepTimer(Callback):
     """Shows how the time of a training is divided among the phases of its steps. At the
     end of the training it logs a pie, and prints the shares.
 

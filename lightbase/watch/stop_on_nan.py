@@ -3,20 +3,18 @@
 from typing import Any
 
 import torch
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from lightbase.config.errors import UserError
-from lightbase.config.spec import RunSpec
 from lightbase.data.tensors import tensors_in
 from lightbase.model.curves import is_log_step
-from lightbase.run.fit import Extra
 from lightbase.run.stops import in_any_process
 
 LOWER_RATE = (
     "try a lower --model.lr, --trainer.gradient_clip_val 1 or --trainer.precision "
-    "32-true; --stop_on_nan false goes on all the same"
+    "32-true; --stop_on_nan false continues anyway"
 )
 """The way out for a loss or a weight that is NaN or infinite."""
 
@@ -27,7 +25,7 @@ LOOK = (
 """The way out for such values in a batch."""
 
 
-class StopOnNan(Extra):
+class StopOnNan(Callback):
     """Stops all processes together when a training loss or a weight is NaN or infinite,
     before such a weight gets into a checkpoint.
 
@@ -44,12 +42,10 @@ class StopOnNan(Extra):
     data_sum: Any = 0.0
     checked_step = 0
 
-    def before_run(
-        self, spec: RunSpec, model: LightningModule, data: LightningDataModule
-    ) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise UserError if a weight is NaN or infinite already, as it may be in the
         file of --model.weights or --ckpt_path."""
-        for name, weight in model.named_parameters():
+        for name, weight in pl_module.named_parameters():
             if not is_lazy(weight) and not weight.isfinite().all():
                 raise UserError(
                     f"the weight {name} is NaN or infinite before the training",
