@@ -39,7 +39,14 @@ from lightbase.commands.train import parse, train_parsed
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import DISK_ERRORS, read_json, refuse_links, relative_to_cwd
+from lightbase.config.files import (
+    DISK_ERRORS,
+    LARGEST_TEXT,
+    check_readable,
+    read_json,
+    refuse_links,
+    relative_to_cwd,
+)
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import as_values
 from lightbase.data.module import BaseDataModule
@@ -493,6 +500,7 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     try:
         with lock:
             file.touch()
+            check_readable(file, LARGEST_TEXT)  # reading a pipe would not end
             # a full disk may have cut the last line: the next would be appended to it
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             study = optuna.create_study(
