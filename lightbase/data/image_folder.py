@@ -201,8 +201,6 @@ class ImageFolder(BaseDataModule):
         """Return the images of a split, class by class. No file is opened yet. Raise
         UserError for a class that the training set does not have: the network has no
         output for it."""
-        if split == "val":
-            say("Images: validation has a folder; data.val_fraction has no effect")
         files: list[Path] = []
         targets: list[int] = []
         for name, images in self.files[split].items():

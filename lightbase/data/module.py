@@ -555,9 +555,8 @@ class BaseDataModule(LightningDataModule):
         classes than the checkpoint, or if the test set is another fold."""
         classes = state_dict["classes"]
         if "train" in self.splits and self.classes != classes:
-            names = ", ".join(classes)[:80]
             raise UserError(
-                f"the checkpoint was trained on {len(classes)} classes: {names}",
+                f"the checkpoint has the classes {', '.join(classes)[:100]}",
                 f"the data has others: {', '.join(self.classes)[:100]}",
             )
         self.shuffle_seed = state_dict["shuffle_seed"]

@@ -347,9 +347,8 @@ class BaseModule(LightningModule):
         # step. Lightning cannot clip them before (its issue 21435).
         is_mixed = self.trainer.precision in MIXED
         fused = not (self.trainer.gradient_clip_val and is_mixed)
-        return build_optimizer(
-            self.optimizer, self.optimizer_args, groups, self.lr, fused
-        )
+        args = self.optimizer_args
+        return build_optimizer(self.optimizer, args, groups, self.lr, fused)
 
 
 def num_samples(targets: Any, outputs: Any, batch: Any) -> int:
