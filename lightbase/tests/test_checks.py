@@ -1,7 +1,6 @@
 """What is refused before a run has a folder, because of its data, its network or its
 flags. And a training that trains nothing."""
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -240,15 +239,6 @@ def test_a_network_that_is_not_tried_is_said(capsys):
     flags: Any = SimpleNamespace(accelerator="cpu", strategy="auto", deterministic=0)
     try_network(Classifier(nn.Linear(3, 2), num_classes=2), data, flags)
     assert "Network: not tried" in capsys.readouterr().out
-
-
-def test_only_a_metric_that_exists_is_proposed(train: Train, tmp_path, capsys):
-    unknown = "--monitor val/strange"
-    error = refused(capsys, tmp_path, partial(train, unknown))
-    assert error.endswith("give --monitor_mode max or min, or --monitor val/loss")
-    run = partial(train_plain, tmp_path, "Anything", IMAGES, unknown)
-    error = refused(capsys, tmp_path, run)
-    assert error.endswith("give --monitor_mode max or min")
 
 
 def test_softmax_before_cross_entropy_is_said():
