@@ -32,6 +32,7 @@ IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 MOVED = {
+    "lightbase.core.arrays": "lightbase.data.arrays",
     "lightbase.core.checkpoint": "lightbase.run.checkpoint",
     "lightbase.core.curves": "lightbase.model.curves",
     "lightbase.core.metrics": "lightbase.model.metrics",
@@ -130,8 +131,8 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
     if f"{first}.".startswith("lightbase.") and isinstance(config, str):
         if name == "Features":  # in version 0.3 it was part of the library
             return f"{PROJECT.package}.data.features.Features"
-        if name in lightbase.MODULES:
-            return f"lightbase.{lightbase.MODULES[name]}.{name}"
+        if name in lightbase.__all__:
+            return f"lightbase.{name}"
     if key in IMPORT_PATH_KEYS and first in MOVED:
         return f"{MOVED[first]}.{name}"
     if key in IMPORT_PATH_KEYS and str(config).startswith(f"{package}."):
@@ -168,6 +169,6 @@ def path_of_class(name: str) -> str:
         paths = [path for path in users_classes() if path.endswith(f".{name}")]
         if len(paths) == 1:
             return paths[0]
-        if not paths and name in lightbase.MODULES:
+        if not paths and name in lightbase.__all__:
             return f"lightbase.{name}"
     return name

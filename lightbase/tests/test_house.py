@@ -80,23 +80,6 @@ def test_the_rooms_are_those_of_the_house() -> None:
     assert folders == {*ROOMS, LIGHTBASE.name}
 
 
-def test_type_checkers_read_the_same_names() -> None:
-    names = [
-        f"{module}.{name}"
-        for module, names in lightbase.NAMES.items()
-        for name in names
-    ]
-    stub = ast.parse((LIGHTBASE / "__init__.pyi").read_text())
-    seen = [
-        f"{node.module}.{alias.name}".removeprefix("lightbase.")
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname == alias.name  # others are private in a stub
-    ]
-    assert sorted(seen) == sorted(names)
-
-
 def test_the_example_uses_public_names_only() -> None:
     for path in (HERE / "example").rglob("*.py"):
         names = {name for name in imports(path) if name.startswith("lightbase")}
