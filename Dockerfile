@@ -17,7 +17,7 @@ WORKDIR /app
 COPY pyproject.toml requirements.txt constraints.txt README.md LICENSE ./
 COPY project/__init__.py project/
 COPY lightbase/__init__.py lightbase/requirements.txt lightbase/
-RUN pip install --no-cache-dir -c constraints.txt -e ".[export,sweep,timm]"
+RUN pip install --no-cache-dir -c constraints.txt -e ".[tools,export,sweep,timm]"
 COPY . .
 RUN mkdir -p logs data && chown user logs data
 USER user

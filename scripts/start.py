@@ -18,7 +18,7 @@ def run(command):
     except ModuleNotFoundError as error:
         sys.exit(
             f"error: {error}\nactivate the environment (source .venv/bin/activate), "
-            "or type pip install -c constraints.txt -e ."
+            'or type pip install -c constraints.txt -e ".[tools]"'
         )
     run_command(command)
 

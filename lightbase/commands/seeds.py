@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import relative_to_cwd, write_whole
@@ -235,6 +234,8 @@ def spread(values: Sequence[float], metric: str = "") -> Spread:
     mean = float(np.mean(values))
     if n == 1:
         return Spread(n, mean, math.nan, math.nan, math.nan)
+    from scipy import stats  # train.py starts without it
+
     deviation = float(np.std(values, ddof=1))
     radius = deviation / math.sqrt(n) * float(stats.t.ppf(QUANTILE, n - 1))
     low, high = mean - radius, mean + radius
@@ -262,6 +263,8 @@ def difference(first: dict[int, float], second: dict[int, float]) -> Difference:
     value = float(values[0].mean() - values[1].mean())
     low = high = value
     if np.ptp(values[0]) + np.ptp(values[1]) > 0:  # else the runs of each are equal
+        from scipy import stats
+
         test = stats.ttest_ind(*values, equal_var=False)
         low, high = map(float, test.confidence_interval(0.95))
     return Difference(value, low, high, is_paired=False)

@@ -92,6 +92,11 @@ KNOWN = [
         r".*C(?:\+\+)? compiler[^.\n]*",
         "install gcc and g++, or leave --model.compile_net out",
     ),
+    Known(
+        "ModuleNotFoundError",
+        "No module named '(?:scipy|sklearn|psutil|pynvml).*",
+        'pip install -c constraints.txt -e ".[tools]"',
+    ),
     # the disk and the network
     Known("URLError", ".+", "a download failed: with a network, start again"),
     Known(

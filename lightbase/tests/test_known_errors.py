@@ -71,6 +71,7 @@ REAL = [
     (raises(RuntimeError(WORKER)), "", "data.num_workers"),
     (raises(OSError(24, "Too many open files")), "", "data.num_workers"),
     (raises(RuntimeError(COMPILER)), "C compiler", "gcc"),
+    (lambda: __import__("scipy.gone"), "No module named 'scipy.gone'", "[tools]"),
     (raises(URLError("no network")), "", "with a network"),
     (raises(HTTPError("http://x", 404, "Not Found", {}, None)), "", "download"),  # type: ignore[arg-type]
     (raises(OSError(28, os.strerror(28))), "", "make room"),

@@ -9,14 +9,18 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-import psutil
-import pynvml
 import torch
 from lightning import Callback
 
 from lightbase.config.errors import say
 from lightbase.model.curves import is_log_step, log_values
 from lightbase.run.devices import devices_of
+
+try:
+    import psutil
+    import pynvml
+except ModuleNotFoundError:  # the extra "tools"
+    pynvml = None
 
 GIB = 2**30
 
@@ -50,6 +54,9 @@ class DeviceMonitor(Callback):
         """Find out what can be read, in the first process."""
         self.read_at = time.monotonic()  # of the last point
         if not trainer.is_global_zero:
+            return
+        if pynvml is None:
+            say('Device monitor: no curves without pip install -e ".[tools]"')
             return
         process = psutil.Process()
         process.cpu_percent()  # each call returns the load since the call before it

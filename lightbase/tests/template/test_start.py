@@ -46,7 +46,7 @@ def test_an_empty_environment_ends_in_two_lines(script: Path) -> None:
     assert status == 1
     first, second = error.splitlines()
     assert first.startswith("error: No module named ")
-    assert second.endswith("or type pip install -c constraints.txt -e .")
+    assert second.endswith('or type pip install -c constraints.txt -e ".[tools]"')
 
 
 @pytest.mark.parametrize("name", ["filelock", "yaml"])
