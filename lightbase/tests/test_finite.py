@@ -13,7 +13,7 @@ from paths import ACCELERATOR, fails
 from plain import PlainModule
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
-from written import checkpoint, checkpoint_file
+from written import checkpoint, refused
 
 HERE = "test_finite"
 STEPS = "--trainer.log_every_n_steps 5"
@@ -62,7 +62,6 @@ def assert_kept(folder: Path, epoch: int) -> None:
         (25, "nan", STEPS, "the training loss is NaN or infinite after step 30"),
         # the last one of an epoch: no log step comes after it
         (38, "inf", STEPS, "a weight is NaN or infinite after step 38, in epoch 2"),
-        (25, "nan", "--trainer.accumulate_grad_batches 4", "after step 10, in epoch 2"),
     ],
 )
 def test_a_loss_that_is_no_number_ends_the_run_on_the_next_log_step(
@@ -70,16 +69,10 @@ def test_a_loss_that_is_no_number_ends_the_run_on_the_next_log_step(
 ):
     monkeypatch.setattr(Breaks, "at_batch", at_batch)
     monkeypatch.setattr(Breaks, "value", float(value))
-    run = lambda: train(f"--model {HERE}.Breaks", flags)  # noqa: E731
-    error = fails(capsys, 1, run)
+    error = fails(capsys, 1, lambda: train(f"--model {HERE}.Breaks", flags))
     assert message in error
-    assert "try a lower --model.lr" in error
     assert_kept(tmp_path / "tiny" / "version_0", epoch=0)
-
-
-def test_by_option_the_run_goes_on(train):
-    flags = f"--model {HERE}.Breaks --stop_on_nan false"
-    assert train(flags)["epochs"] == 2
+    assert train(f"--model {HERE}.Breaks --stop_on_nan false")["epochs"] == 2
 
 
 def test_a_weight_of_a_plain_module_is_watched_as_well(train, tmp_path, capsys):
@@ -134,50 +127,33 @@ class BrokenDataset(BrokenImages):
         return Subset(samples, range(len(samples)))
 
 
-@pytest.mark.parametrize("steps", [1, 7, 1000])
 @pytest.mark.parametrize(
-    ("name", "value", "dtype"),
+    ("name", "value", "dtype", "steps"),
     [
-        ("BrokenImages", torch.nan, torch.float32),
-        ("BrokenImages", -torch.inf, torch.float64),
-        ("BrokenImages", 1e5, torch.float16),
-        ("BrokenImages", 1e39, torch.float64),
-        ("BrokenDataset", 1e39, torch.float64),
-        ("BrokenDataset", torch.nan, torch.float32),
+        ("BrokenImages", torch.nan, torch.float32, 1),
+        ("BrokenImages", 1e5, torch.float16, 1000),
+        ("BrokenImages", 1e39, torch.float64, 7),
+        ("BrokenDataset", torch.nan, torch.float32, 7),
     ],
 )
 def test_data_with_nan_is_told_from_a_diverging_loss(
-    train, tmp_path, capsys, monkeypatch, steps, name, value, dtype
+    train, tmp_path, capsys, monkeypatch, name, value, dtype, steps
 ):
     monkeypatch.setattr(BrokenImages, "value", value)
     monkeypatch.setattr(BrokenImages, "dtype", dtype)
     flags = f"--data {HERE}.{name} --trainer.log_every_n_steps {steps}"
-    with pytest.raises(SystemExit) as caught:
-        train(flags)
-    assert caught.value.code == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert re.search(r"a value of a batch since step \d+ is NaN or infinite", first)
-    assert "in the data" in second
-    assert not [*tmp_path.rglob("version_*")]
+    error = refused(capsys, tmp_path, lambda: train(flags), status=1)
+    assert re.search(r"batch since step \d+ is NaN or infinite.*\n.*in the data", error)
 
 
+@pytest.mark.parametrize(
+    "flags", ["--model.weights", "--trust_checkpoint true --ckpt_path"]
+)
 def test_weights_with_nan_are_refused_before_the_training(
-    train, trained, tmp_path, capsys
+    train, trained, tmp_path, capsys, flags
 ):
-    folder, _ = trained()
-    path = checkpoint_file(folder)
-    saved = torch.load(path, weights_only=True)
+    saved = checkpoint(trained()[0], "best")
     saved["state_dict"]["net.layers.1.bias"][2] = torch.nan
     torch.save(saved, tmp_path / "nan.ckpt")
-    for flags, status, problem in (
-        ("--model.weights", 1, "layers.1.bias is NaN"),
-        (
-            "--trust_checkpoint true --ckpt_path",
-            1,
-            "the weight net.layers.1.bias is NaN or infinite before the training",
-        ),
-    ):
-        run = lambda flags=flags: train(flags, tmp_path / "nan.ckpt", "--name new")  # noqa: E731
-        error = fails(capsys, status, run)
-        assert problem in error
-    assert not [*tmp_path.rglob("new/version_*")]
+    run = lambda: train(flags, tmp_path / "nan.ckpt")  # noqa: E731
+    assert "layers.1.bias is NaN" in refused(capsys, tmp_path, run, status=1)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from attached import attach, read
-from paths import TINY, argv, fails, script
 from PIL import Image
 
 from lightbase.config.errors import UserError
@@ -59,20 +58,19 @@ def test_a_broken_image_ends_the_training_with_its_name(photos, num_workers, num
         read(data.train_dataloader())
 
 
-@pytest.mark.parametrize("names", [("Train", "valid"), ("training", "VAL")])
-def test_an_own_validation_folder_and_any_case(photos, names):
-    shutil.copytree(photos / "test", photos / names[1])
-    (photos / "train").rename(photos / names[0])
+def test_an_own_validation_folder_and_any_case(photos):
+    shutil.copytree(photos / "test", photos / "VAL")
+    (photos / "train").rename(photos / "Train")
     (photos / "test").rename(photos / "Testing")
     assert sizes(attached(photos)) == [60, 15, 15]
 
 
 def test_what_is_no_image_of_a_class_is_left_out(photos, capsys):
     red = photos / "train" / "red"
-    for folder in ("dev", "training", "train/empty"):
+    for folder in ("dev", "train/empty"):
         (photos / folder).mkdir()
-    shutil.copytree(photos / "test", photos / "train" / ".ipynb_checkpoints")
-    shutil.copytree(photos / "test", red / ".ipynb_checkpoints")
+    for folder in (photos / "train", red):
+        shutil.copytree(photos / "test", folder / ".ipynb_checkpoints")
     (red / "._1.jpg").write_bytes(b"of macOS")
     (red / "x.svg").write_text("<svg/>")
     (red / "dangling.png").symlink_to(red / "none.png")
@@ -81,17 +79,6 @@ def test_what_is_no_image_of_a_class_is_left_out(photos, capsys):
     assert sizes(data) == [54, 6, 15]
     assert data.classes == ["blue", "green", "red"]
     assert "Images: 3 files in train/ are left out" in capsys.readouterr().out
-
-
-def test_images_in_other_formats_are_counted(photos, capsys):
-    for name in ("red", "blue"):
-        for i, file in enumerate(sorted((photos / "train" / name).iterdir())):
-            if i or name == "blue":
-                file.rename(file.with_suffix(".HEIC"))
-    shutil.rmtree(photos / "test" / "blue")
-    data = attached(photos, drop_last=False)
-    assert data.classes == ["green", "red"]
-    assert "Images: 39 files in train/ are left out" in capsys.readouterr().out
 
 
 def test_each_file_is_read_once_whatever_its_paths(photos, capsys):
@@ -112,17 +99,9 @@ def test_classes_that_have_names_of_splits(photos):
     for old, new in (("red", "bus"), ("green", "train"), ("blue", "test")):
         (vehicles / old).rename(vehicles / new)
     assert attached(vehicles).classes == ["bus", "test", "train"]
-    (vehicles / "train" / "steam").mkdir()
-    for file in (vehicles / "train").glob("*.png"):
-        file.rename(vehicles / "train" / "steam" / file.name)
+    shutil.copytree(vehicles / "bus", vehicles / "train" / "steam")
     with pytest.raises(UserError, match=r"bus/ and train/ may be two classes.*\nren"):
         attached(vehicles)
-    shutil.rmtree(photos / "test")
-    shutil.copytree(vehicles / "bus", photos / "unlabelled")
-    with pytest.raises(UserError, match="may be two classes"):
-        attached(photos)
-    shutil.copytree(vehicles / "bus", photos / "test" / "bus")
-    assert attached(photos).classes == ["bus", "test", "train"]
 
 
 def test_a_file_of_another_format_is_not_opened_whatever_its_name(tmp_path):
@@ -130,13 +109,6 @@ def test_a_file_of_another_format_is_not_opened_whatever_its_name(tmp_path):
     Image.new("RGB", (9, 9)).save(file, "EPS")  # Pillow reads it by Ghostscript
     with pytest.raises(UserError, match="cannot identify"):
         read_image(file, (3, 9, 9))
-
-
-def test_images_of_other_than_one_or_three_channels_are_refused(capsys):
-    flags = "--data=lightbase.ImageFolder --data.image_shape=[4,8,8]"
-    train = script("train").main
-    error = fails(capsys, 2, lambda: train(argv("--config", TINY, flags)))
-    assert "data.image_shape: " in error
 
 
 def test_a_flat_folder_has_the_same_test_part_for_any_split_seed(photos, capsys):
@@ -149,22 +121,12 @@ def test_a_flat_folder_has_the_same_test_part_for_any_split_seed(photos, capsys)
         assert tested[0].isdisjoint(data.load("train").files)
     assert tested[0] == tested[1]
     assert "a fifth of each class is the test\n" in capsys.readouterr().out
-
-    for folder in (photos, photos / "train"):
-        data = attached(folder, num_folds=3, fold=0)  # the fold is the test set
-        assert sizes(data) == [36, 4, 20]
-
-
-def test_an_image_folder_without_images(tmp_path: Path) -> None:
-    (tmp_path / "train" / "a").mkdir(parents=True)
-    for folder in (tmp_path, tmp_path / "train"):
-        with pytest.raises(UserError, match="no image in train/CLASS/, nor CLASS/"):
-            _ = ImageFolder(str(folder)).classes
+    folds = attached(photos / "train", num_folds=3, fold=0)  # the fold is the test set
+    assert sizes(folds) == [36, 4, 20]
 
 
 def test_the_classes_of_a_folder_must_be_those_of_the_training(photos):
-    data = attached(photos)
-    state = data.state_dict()
+    state = attached(photos).state_dict()
     shutil.copytree(photos / "train" / "red", photos / "test" / "yellow")
     with pytest.raises(UserError, match="test has a class that the training had not: "):
         ImageFolder(str(photos)).load("test")

@@ -101,29 +101,23 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize(("fails", "end", "way_out"), REAL)
-def test_an_error_of_a_package_gets_its_way_out(fails, end, way_out):
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        fails()
-    found = known(caught.value)
-    assert found, caught.value
-    problem, entry = found
-    assert way_out in entry.way_out
-    assert problem
-    assert problem.endswith(end)
-    assert "\n" not in problem
-    lines, status = lines_of(caught.value)
-    assert (lines[0], status) == (problem, entry.status)
-    assert any(line.startswith(f"in {__file__}, line ") for line in lines)
-
-
-def test_each_entry_has_a_real_error():
-    entries = []
-    for fails, *_ in REAL:
+def test_each_entry_has_a_real_error_and_gives_its_way_out():
+    entries = set()
+    for fails, end, way_out in REAL:
         with pytest.raises(Exception) as caught:  # noqa: PT011
             fails()
-        entries.append(known(caught.value)[1])
-    assert set(entries) == set(KNOWN)
+        found = known(caught.value)
+        assert found, caught.value
+        problem, entry = found
+        entries.add(entry)
+        assert way_out in entry.way_out
+        assert problem
+        assert problem.endswith(end)
+        assert "\n" not in problem
+        lines, status = lines_of(caught.value)
+        assert (lines[0], status) == (problem, entry.status)
+        assert any(line.startswith(f"in {__file__}, line ") for line in lines)
+    assert entries == set(KNOWN)
 
 
 Q = torch.zeros(3, 4)
@@ -131,21 +125,12 @@ Q = torch.zeros(3, 4)
 # errors in the user's code that look alike
 OTHERS = [
     raises(RuntimeError("Found no NVIDIA driver on your system. Please check")),
-    raises(RuntimeError("out of resource: shared memory, Required: 132096")),
     raises(ConnectionResetError(104, "Connection reset by peer")),
-    raises(ValueError("clip")),
-    raises(ValueError("Early, stopping")),
     raises(ValueError("out of memory")),
-    raises(TypeError("forward is missing")),
-    raises(NotImplementedError("abstract")),
-    raises(MemoryError()),
     lambda: Q.double() @ Q.T,  # such as a mask in float64
-    lambda: torch.stack([]),
     lambda: torch.zeros(2).backward(),
-    lambda: nn.Embedding(4, 4)(Q),
     lambda: NoForward().layer,
     lambda: pickle.loads(b"x"),
-    lambda: KNOWN[99],
     lambda: nn.Linear(2, 2).load_state_dict({}),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached import attach
+from attached import attach, inputs_of
 from example.data.synthetic import SyntheticImages
 from given import Given
 from torch.utils.data import Dataset
@@ -52,16 +52,13 @@ def seen(loader: Any) -> tuple[list[int], set[int]]:
     return sorted(torch.cat(numbers).tolist()), set(torch.cat(training).tolist())
 
 
-@pytest.mark.parametrize("as_arrays", [False, True])
 @pytest.mark.parametrize(
-    ("own_splits", "options", "sizes"),
+    ("as_arrays", "own_splits", "options", "sizes"),
     [
-        (("train", "test"), {}, [54, 6, 20]),
-        (("train", "test"), {"val_fraction": 0.0}, [60, 20, 20]),
-        (("train", "val", "test"), {}, [60, 9, 20]),
-        (("train", "val"), {"num_folds": 3, "fold": 1}, [40, 9, 20]),
-        (("train",), {"num_folds": 3, "fold": 1}, [36, 4, 20]),
-        (("train",), {"num_folds": 3, "fold": 1, "val_fraction": 0.0}, [40, 20, 20]),
+        (False, ("train", "test"), {}, [54, 6, 20]),
+        (True, ("train", "val", "test"), {}, [60, 9, 20]),
+        (True, ("train", "test"), {"val_fraction": 0.0}, [60, 20, 20]),
+        (False, ("train",), {"num_folds": 3, "fold": 1}, [36, 4, 20]),
     ],
 )
 def test_only_the_training_has_the_transforms_of_training(
@@ -80,9 +77,8 @@ def test_only_the_training_has_the_transforms_of_training(
         held_out.append(numbers)
     assert [len(train), *map(len, held_out)] == sizes
     assert seen(data.predict_dataloader("train")) == (train, {0})
-    parts = {*train, *chain(*held_out)}
     assert not {*train} & {*chain(*held_out)}
-    assert {*range(60)} <= parts
+    assert {*range(60)} <= {*train, *chain(*held_out)}
     assert data.calls.count(("train", True)) == data.calls.count(("train", False)) == 1
 
 
@@ -126,42 +122,29 @@ class Weighted(Given):
 
 @pytest.mark.parametrize("options", [{}, {"num_folds": 3, "fold": 0}])
 def test_the_weights_are_of_the_samples_that_are_left_for_training(options):
-    data = attach(Weighted(drop_last=False, num_workers=1, **options))
-    num = len(data.splits["train"])
+    data = attach(Weighted(drop_last=False, **options))
     loader = data.train_dataloader()
     drawn: list[int] = []
     for epoch in range(20):
         loader.batch_sampler.set_epoch(epoch)
-        numbers = torch.cat([x for x, _ in loader]).tolist()
-        assert len(numbers) == num
-        drawn += numbers
+        drawn += inputs_of(loader)
     left = data.splits["train"].values[0].tolist()
+    assert len(drawn) == 20 * len(left)
     assert {*drawn} == {number for number in left if number % 3}
+    # an odd one is drawn three times as often
+    weights = [1 + 2 * (number % 2) for number in left if number % 3]
+    expected = 3 * weights.count(3) / sum(weights)
     odd = sum(number % 2 for number in drawn) / len(drawn)
-    share = [(1 + 2 * (number % 2)) for number in left if number % 3]
-    expected = sum(x for x in share if x == 3) / sum(share)
     assert odd == pytest.approx(expected, abs=4 * (0.25 / len(drawn)) ** 0.5)
-    numbers = torch.cat([x for x, _ in data.val_dataloader()]).tolist()
+    numbers = inputs_of(data.val_dataloader())
     assert numbers == sorted({*numbers})
     assert any(number % 3 == 0 for number in numbers)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([1.0] * 59, r"sample_weights: \[59\] weights for 60 samples\nreturn"),
-        (torch.ones(60, 1), r"sample_weights: \[60, 1\] weights"),
-        # torch's own errors
-        ([-1.0] * 60, "entry < 0"),
-        ([float("nan")] * 60, "entry"),
-        ([float("inf")] * 60, "infinity or NaN"),
-        ([0] * 60, "sum of probabilities <= 0"),
-    ],
-)
-def test_weights_that_cannot_be_drawn_from_are_refused(given, words):
+def test_weights_that_cannot_be_drawn_from_are_refused():
     data = Weighted()
-    data.given = given
-    with pytest.raises((UserError, RuntimeError), match=words):
+    data.given = torch.ones(60, 1)
+    with pytest.raises(UserError, match=r"sample_weights: \[60, 1\] weights for 60"):
         next(iter(attach(data).train_dataloader()))
 
 

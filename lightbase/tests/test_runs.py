@@ -4,15 +4,13 @@ import csv
 import errno
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning import Callback
 from matplotlib.figure import Figure
-from paths import HERE, fails, script
+from paths import fails, script
 from torch.utils.tensorboard import SummaryWriter
 
 from lightbase.config.errors import UserError
@@ -86,9 +84,7 @@ def test_the_table_has_a_row_for_each_run_and_the_settings_in_which_they_differ(
 
 def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys):
     for names, chosen in (
-        (["mlp"], ["mlp/0", "mlp/2", "mlp/10"]),
         (["mlp/version_2", "sweep"], ["mlp/2", "sweep/trial_3/0"]),
-        (["sweep/*"], ["sweep/trial_3/0"]),
         (["**/version_0"], ["mlp/0", "sweep/trial_3/0"]),
     ):
         rows = table(capsys, root, *names)
@@ -97,30 +93,34 @@ def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys):
 
 def test_mistakes(root, tmp_path, capsys):
     assert f"run * below {tmp_path}/none" in refused(capsys, tmp_path / "none")
-    assert "no run mpl below" in refused(capsys, root, "mpl")
     assert "did you mean mlp?" in refused(capsys, root, "mpl")
-    assert "needs runs with curves" in refused(capsys, root, "mlp", "--plot", "x.svg")
     assert "the columns are name, version" in refused(capsys, root, "--sort", "loss")
-    assert "does not exist" in refused(capsys, root, "--csv", f"{root}/none/x.csv")
 
 
 def test_damaged_files_are_reported_and_break_nothing(root, capsys):
-    (root / "mlp/version_0/config.yaml").write_bytes(b"\xff\x00\x80")
-    (root / "mlp/version_2/metrics.json").write_text('{"test/acc": 0.')
-    (root / "mlp/version_10/progress.json").write_text('["epochs", 1]')
+    damaged = {
+        "mlp/version_0/config.yaml": "\0",
+        # libyaml would end the process by a segmentation fault
+        "mlp/version_1/config.yaml": "[" * 100_000,
+        "mlp/version_2/metrics.json": '{"test/acc": 0.',
+        "mlp/version_10/progress.json": '["epochs", 1]',
+        "mlp/version_13/metrics.json": '{"train_seconds": []}',
+        "mlp/version_14/progress.json": '{"best": "x", "monitor": "a", "mode": "max"}',
+        "mlp/version_15/metrics.json": '{"test/acc": {}}',
+    }
+    for number in (1, 13, 14, 15):
+        write_run(root, f"mlp/version_{number}")
+    for path, content in damaged.items():
+        (root / path).write_text(content)
     (root / "mlp/version_12").mkdir()
     (root / "mlp/version_12/progress.json").write_text("{}")  # nothing is known
-    write_run(root, "mlp/version_13")
-    (root / "mlp/version_13/metrics.json").write_text('{"train_seconds": []}')
     (root / "lightning_logs/version_0").mkdir(parents=True)  # of another program
-    call(root, "mlp")
+    call(root, "mlp", "--test")
     output, error = capsys.readouterr()
-    rows = [line.split() for line in output.splitlines()]
-    assert rows == [
-        ["name", "version", "status"],
-        *[["mlp", str(version), "stopped"] for version in (0, 2, 10, 12, 13)],
-    ]
-    assert error.count(" has a damaged file: ") == len(error.splitlines()) == 4
+    assert error.count(" has a damaged file: ") == len(damaged)
+    rows = [line.split()[1:3] for line in output.splitlines()[1:]]
+    numbers = (0, 1, 2, 10, 12, 13, 14, 15)
+    assert sorted(rows) == sorted([str(number), "stopped"] for number in numbers)
 
 
 def test_sorting_puts_the_best_first_and_what_has_no_value_last(root, capsys):
@@ -145,18 +145,6 @@ def test_who_chooses_by_the_test_is_warned(root, capsys):
     assert not capsys.readouterr().err
 
 
-def test_groups_are_sorted_by_their_means(tmp_path, capsys):
-    root = tmp_path / "logs"
-    for lr, bests in ((0.1, (0.5, 0.9)), (0.2, (0.75, 0.75))):
-        for seed, best in enumerate(bests):
-            write_run(root, f"{lr}/seed_{seed}/version_0", lr=lr, best=best, test=0.3)
-    rows = table(capsys, root, "--group", "--sort", "best val/acc")
-    assert [row["best val/acc"] for row in rows] == ["0.75", "0.7"]
-    assert "test/acc" not in rows[0]
-    (_, row) = table(capsys, root, "--group", "--test")
-    assert row["test/acc"] == "0.3"
-
-
 def test_a_seed_that_two_starts_have_trained_counts_once(tmp_path, capsys):
     root = tmp_path / "logs"
     for path, seed, best in (
@@ -169,30 +157,10 @@ def test_a_seed_that_two_starts_have_trained_counts_once(tmp_path, capsys):
         config = write_run(root, path, **results) / "config.yaml"
         content = json.loads(config.read_text()) | {"seed_everything": seed}
         config.write_text(json.dumps(content))
-    call(root, "--group")
-    output, error = capsys.readouterr()
-    assert output.splitlines()[1].split()[1:4] == ["2", "0", "0.8"]
-    assert not error
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("progress.json", {"best": 0.5}),
-        ("progress.json", {"best": "x", "monitor": "val/acc", "mode": "max"}),
-        ("progress.json", {"best": 0.5, "monitor": 1, "mode": "max"}),
-        ("metrics.json", {"test/acc": "x"}),
-        ("metrics.json", {"test/acc": 10**400}),
-        ("metrics.json", {"test/acc": {}}),
-    ],
-)
-def test_a_value_of_another_type_damages_its_run_only(root, capsys, file, content):
-    (root / "mlp/version_0" / file).write_text(json.dumps(content))
-    for flags in (["--test"], ["--group", "--test"], ["--sort", "test/acc"]):
-        call(root, *flags)
-        output, error = capsys.readouterr()
-        assert "0.9" in output
-        assert "mlp/version_0 has a damaged file" in error
+    write_run(root, "b/seed_1/version_0", lr=0.2, best=0.85, test=0.1)
+    rows = table(capsys, root, "--group", "--sort", "best val/acc")
+    assert [row["best val/acc"] for row in rows] == ["0.85", "0.8"]
+    assert "test/acc" not in rows[0]
 
 
 def test_a_lock_on_a_read_only_disk_is_no_error(root, capsys, monkeypatch):
@@ -219,59 +187,6 @@ def test_the_best_is_chosen_by_validation(root, capsys):
     assert "these have no value of any" in refused(capsys, root, "first", "--best")
 
 
-def test_the_table_needs_no_torch(root: Path) -> None:
-    flags = ["--trainer.default_root_dir", str(root)]
-    code = f"import runpy, sys; sys.path[0] = 'scripts'; sys.argv[1:] = {flags!r}\n"
-    code += "runpy.run_path('scripts/runs.py', run_name='__main__')\n"
-    code += "print({'torch', 'lightning', 'tensorboard'} & sys.modules.keys())"
-    command = [sys.executable, "-c", code]
-    output = subprocess.run(
-        command, cwd=HERE, capture_output=True, text=True, check=True
-    ).stdout
-    assert len(output.splitlines()) == 6
-    assert output.splitlines()[-1] == "set()"
-
-
-def test_brackets_that_are_nested_deeply_do_not_end_the_process(root: Path) -> None:
-    """libyaml would end it by a segmentation fault."""
-    config = root / "mlp/version_0/config.yaml"
-    config.write_text("[" * 100_000)
-    flags = ["--trainer.default_root_dir", str(root)]
-    command = [sys.executable, "scripts/runs.py", *flags]
-    run = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-    assert run.returncode == 0
-    assert len(run.stdout.splitlines()) == 5
-    assert "mlp/version_0 has a damaged file" in run.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_the_time_grows_with_the_number_of_runs(tmp_path: Path) -> None:
-    """The CPU seconds for 200 and for 2,000 runs."""
-    code = "import resource, subprocess, sys\n"
-    code += "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
-    code += "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
-    code += "print(used.ru_utime + used.ru_stime)"
-    seconds = []
-    for num_runs in (200, 2000):
-        root = tmp_path / str(num_runs)
-        for number in range(num_runs):
-            path = f"sweep/trial_{number}/version_0"
-            write_run(root, path, lr=number, best=0.5, test=0.5)
-        flags = ["--trainer.default_root_dir", str(root)]
-        command = [
-            sys.executable,
-            "-c",
-            code,
-            sys.executable,
-            "scripts/runs.py",
-            *flags,
-        ]
-        printed = subprocess.check_output(command, cwd=HERE, text=True)
-        seconds.append(float(printed))
-    assert seconds[1] <= 15 * seconds[0]
-
-
 class Failing(Callback):
     def on_train_epoch_start(self, *_: Any) -> None:
         raise UserError("failed")
@@ -294,31 +209,21 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     assert row("best val/acc") == ["stopped", "2", before[2]]
 
 
-def test_the_plot_has_a_chart_for_each_curve(root, capsys, caplog, monkeypatch):
-    tags = ["val_loss", "train/loss", "val_loss/cat", "lr", "val/acc", "val/f"]
+def test_the_plot_has_a_chart_for_each_curve(root, caplog, monkeypatch):
     for purge_step in (None, 0):  # the second start repeats both steps
         folder = str(root / "mlp/version_2")
         with SummaryWriter(folder, purge_step=purge_step) as writer:
-            for tag in tags:
+            for tag in ("val_loss", "train/loss", "val_loss/cat", "lr", "val/acc"):
                 writer.add_scalar(tag, 1, 0)
                 writer.add_scalar(tag, math.nan, 1)
     figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
     monkeypatch.chdir(root)
-    save = Figure.savefig
-
-    def keep(figure: Figure, *args: Any, **options: Any) -> None:
-        figures.append(figure)
-        save(figure, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
     call(root, "mlp", "--plot", "x.svg")
-    assert "<svg" in (root / "x.svg").read_text()
-    assert capsys.readouterr().out.startswith("Curves: x.svg\n")
     assert not caplog.records, "TensorBoard warns of points before a resume"
     charts = figures[0].axes
     names = [axes.get_ylabel() for axes in charts]
-    assert names == ["train/loss", "val/acc", "val/f", "val_loss"]  # none for a class
-    assert charts[1].get_subplotspec().get_gridspec().ncols == 2
+    assert names == ["train/loss", "val/acc", "val_loss"]  # none for a class
     assert str(charts[0].lines[1].get_ydata()) == "[ 1. nan]"
     (legend,) = figures[0].legends
     labels = [text.get_text() for text in legend.get_texts()]

@@ -1,11 +1,6 @@
-"""Runs on several GPUs, and what a run says where a GPU or its driver does not work.
-
-The tests marked `simulated` set up such a machine by the variables of CI's simulation. The
-function `train` runs on the ranks of ranks.py.
-"""
+"""Runs on several GPUs. The function `train` runs on the ranks of ranks.py."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +9,7 @@ import torch
 from lightning import Callback, Trainer
 from paths import TINY, Trained, argv
 from ranks import LIMIT_S, Ranks, on_ranks, start_train, two_machines
-from written import checkpoint, equal, weights
+from written import weights
 
 from lightbase.commands.train import main
 
@@ -24,13 +19,9 @@ RUN = Path("tiny", "version_0")
 GPU = "--trainer.accelerator gpu"
 ALL = 16  # samples of a step on all GPUs together
 PLACES = "--trainer.callbacks test_several_gpus.NotePlaces"
-OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
 
 pytestmark = [pytest.mark.gpu, pytest.mark.linux]
 two_gpus = pytest.mark.skipif(NUM_GPUS < 2, reason=f"{NUM_GPUS} GPUs")
-simulated = pytest.mark.skipif(
-    "SIMGPU_FOLDER" not in os.environ, reason="GPUs are not simulated"
-)
 
 
 class NotePlaces(Callback):
@@ -57,15 +48,6 @@ def places(folder: Path, rank: int = 0) -> list[list[str]]:
     return notes
 
 
-class Fill(Callback):
-    """Takes 100 MiB on each device in the second epoch."""
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.current_epoch == 1:
-            size = 100 * 2**20
-            self.tensor = torch.empty(size, dtype=torch.uint8, device=pl_module.device)
-
-
 def train(folder: str, *flags: str) -> None:
     main(["--config", TINY, "--trainer.default_root_dir", folder, *flags])
 
@@ -86,21 +68,6 @@ def run_ranks(folder: Path, number: int, *args: object) -> Ranks:
 def each(number: int) -> str:
     """Flags of a rank among so many, which together make the steps of one GPU."""
     return f"{GPU} --data.batch_size {ALL // number}"
-
-
-def assert_two_lines(lines: list[str], first: str, second: str) -> None:
-    """The output ends with an error of these two lines, and holds no other."""
-    text = "\n".join(lines)
-    assert "Traceback" not in text, text
-    assert [line for line in lines if line.startswith("error: ")] == [lines[-2]], text
-    assert first in lines[-2], text
-    assert second in lines[-1], text
-
-
-def num_epochs(folder: Path) -> int:
-    """Of last.ckpt, which is whole."""
-    epochs: int = checkpoint(folder / RUN)["epoch"] + 1
-    return epochs
 
 
 @pytest.fixture(scope="module")
@@ -172,69 +139,3 @@ def test_two_machines_with_a_gpu_each(tmp_path, one_gpu):
     output = two_machines(tmp_path, each(2), CUDA_VISIBLE_DEVICES=("0", "1"))
     assert output.count("Device: cuda:0, machines: 2") == 1
     assert_same_run(tmp_path, one_gpu)
-
-
-# what goes wrong
-
-
-@simulated
-@two_gpus
-def test_a_full_memory_on_one_gpu_of_two(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIMGPU_MIB", "16384,64")
-    result = run_ranks(tmp_path, 2, f"{GPU} --trainer.callbacks test_several_gpus.Fill")
-    assert all(result.statuses)
-    first, second = (output.splitlines() for output in result.outputs)
-    full = "on rank 1: CUDA out of memory. Tried to allocate 100"
-    assert_two_lines(second, full, "batch_size")
-    assert len(second) == 2
-    assert num_epochs(tmp_path) == 1
-    assert_two_lines(first, "remote process exited", "another process has ended")
-
-
-@simulated
-def test_a_driver_that_is_too_old(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIMGPU_DRIVER", "12040")
-    what = "The NVIDIA driver on your system is too old (found version 12040)"
-    way_out = f"CUDA {torch.version.cuda}: install another driver or {OTHER_TORCH}"
-    lines = run(tmp_path, GPU, status=1)
-    assert_two_lines(lines[-2:], what, way_out)
-    assert "Warning" not in "".join(lines)
-
-
-@simulated
-@pytest.mark.parametrize("data", ["", "--data small.Points --model.net.sizes [10,2]"])
-def test_a_gpu_that_is_too_old_for_torch(tmp_path, monkeypatch, data):
-    """The first operation on the GPU is one of the data or, without data, one of the
-    network."""
-    monkeypatch.setenv("SIMGPU_CAPABILITY", "70")
-    _, *lines = run(
-        tmp_path, f"{GPU} {data}", status=1
-    )  # the first one is that of the data
-    assert len(lines) == 2
-    way_out = f"the GPU is older than torch's kernels: install {OTHER_TORCH}"
-    assert_two_lines(lines, "error: CUDA error: no kernel image is available", way_out)
-    assert not [*tmp_path.rglob("*")]
-
-
-class Fail(Callback):
-    """The GPU fails in the second epoch, as the optimizer makes a step."""
-
-    def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
-        if trainer.current_epoch == 1:
-            import simgpu
-
-            counts = simgpu.counts().items()
-            done = sum(n for name, n in counts if name.startswith("operation"))
-            os.environ["SIMGPU_FAIL_AT"] = str(done + 1)
-
-
-@simulated
-def test_a_gpu_that_fails_leaves_a_run_that_goes_on(tmp_path, monkeypatch, one_gpu):
-    monkeypatch.setenv("SIMGPU_TRACE", "1")  # it counts the operations
-    lines = run(tmp_path, f"{GPU} --trainer.callbacks test_several_gpus.Fail", status=1)
-    again = "start again, after the first epoch with --ckpt_path last"
-    way_out = f"nvidia-smi and dmesg may tell why it fails; {again}"
-    assert_two_lines(lines, "CUDA error: unspecified launch failure", way_out)
-    assert num_epochs(tmp_path) == 1
-    run(tmp_path, GPU, "--ckpt_path last --trainer.callbacks null")
-    assert equal(weights(tmp_path / RUN), weights(one_gpu))

@@ -41,16 +41,10 @@ class AveragesEpochs(WeightAveraging):
         return epoch_idx is not None
 
 
-PRUNING = f"{LIGHTNING}.ModelPruning --trainer.callbacks.amount 0.5"
-PRUNING += " --trainer.callbacks.pruning_fn l1_unstructured"
-
-
 @pytest.mark.parametrize(
     "flags",
     [
-        f"{ME}.AtEpochEnd",
         f"{ME}.WhenSaved --trainer.val_check_interval 5 --trainer.precision 64-true",
-        PRUNING,
         "--model test_validated.ModuleShrinks",
         # it validates weights before it averages
         f"{ME}.AveragesEpochs",

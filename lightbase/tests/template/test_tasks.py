@@ -16,10 +16,15 @@ import pytest
 import torch
 from lightning import Callback
 from pages import PACKAGE, REPO, commands, run, text_of, write_files
+from paths import argv
 from torch import Tensor
 from written import equal, weights
 
-FEW_STEPS = ["--trainer.limit_train_batches", "8", "--trainer.limit_val_batches", "2"]
+FEW_STEPS = argv(
+    "--trainer.limit_train_batches 8 --trainer.limit_val_batches 2",
+    "--trainer.max_epochs 2 --test false --figures_every_n_epochs 0",
+    "--device_monitor false --step_timer false",
+)
 PAGES = sorted((REPO / "docs" / "tasks").glob("[!R]*.md"))
 
 
@@ -62,19 +67,20 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(
     near = pytest.approx(mean, abs=4 * deviation + 0.02 * mean)
     assert trainings[-1][1][name] == near, "not what the page says"
 
-    for i, (command, metrics, folder) in enumerate(trainings):
+    for _, metrics, folder in trainings:
         best = folder / "checkpoints" / "best.ckpt"
         again = run(f"python scripts/evaluate.py --ckpt_path {best}")
         assert again == {key: metrics[key] for key in again}
-        monkeypatch.setattr(Interrupt, "is_done", False)
-        run(command, "--name", f"straight_{i}", *FEW_STEPS)
-        interrupt = f"--trainer.callbacks+={__name__}.Interrupt"
-        with pytest.raises(SystemExit):
-            run(command, "--name", f"stopped_{i}", *FEW_STEPS, interrupt)
-        run(f"python scripts/train.py --name stopped_{i} --ckpt_path last")
-        logs = user_folder / "logs"
-        straight = weights(logs / f"straight_{i}/version_0")
-        assert equal(straight, weights(logs / f"stopped_{i}/version_0"))
+    monkeypatch.setattr(Interrupt, "is_done", False)
+    command = trainings[-1][0]
+    run(command, "--name", "straight", *FEW_STEPS)
+    interrupt = f"--trainer.callbacks+={__name__}.Interrupt"
+    with pytest.raises(SystemExit):
+        run(command, "--name", "stopped", *FEW_STEPS, interrupt)
+    run("python scripts/train.py --name stopped --ckpt_path last")
+    logs = user_folder / "logs"
+    straight = weights(logs / "straight/version_0")
+    assert equal(straight, weights(logs / "stopped/version_0"))
 
 
 def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
@@ -85,10 +91,8 @@ def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
     small_fcos = importlib.import_module(f"{PACKAGE}.models.small_fcos")
     data = importlib.import_module(f"{PACKAGE}.data.rectangles").Rectangles()
     module = detector.Detector(small_fcos.SmallFCOS()).eval()
-    losses: dict[str, Tensor] = {}
-    monkeypatch.setattr(
-        module, "track", lambda stage, loss, *_: losses.update({stage: loss})
-    )
+    losses: list[Tensor] = []
+    monkeypatch.setattr(module, "track", lambda _, loss, *__: losses.append(loss))
     batch = data.collate([data.load("test")[i] for i in (0, 1)])
     before = copy.deepcopy(dict(module.named_buffers()))
     assert any(name.endswith("running_mean") for name in before)
@@ -96,5 +100,6 @@ def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
         module.validation_step(batch, 0)
         module.test_step(batch, 0)
     assert equal(dict(module.named_buffers()), before)
-    assert all(0 < losses[stage] < math.inf for stage in ("val", "test"))
+    assert all(0 < loss < math.inf for loss in losses)
+    assert len(losses) == 2
     assert not any(part.training for part in module.modules())
