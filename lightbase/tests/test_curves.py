@@ -87,7 +87,7 @@ class WithEntropy(Classifier):
     """Tracks a value of its own, and no metrics. Steps two optimizers and a schedule by
     hand, before `track`."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.automatic_optimization = False
 

@@ -36,7 +36,7 @@ class Curriculum(Scaled):
 
     num_epochs = 0
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**options)
         self.register_buffer("count", torch.zeros(()))
 
@@ -63,8 +63,8 @@ class Curriculum(Scaled):
 class SetsFactor(Callback):
     """Sets the factor of the module, and has a state."""
 
-    def __init__(self) -> None:
-        self.factors: list[float] = []
+    def __init__(self):
+        self.factors = []
 
     def on_train_epoch_start(self, trainer, pl_module):
         pl_module.factor = 1.0 + trainer.current_epoch + float(torch.rand(()))
@@ -80,7 +80,7 @@ class SetsFactor(Callback):
 class Noise(nn.Module):
     """Adds noise of its own generators."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = torch.Generator().manual_seed(3)
         self.system = random.SystemRandom()  # it has no state
@@ -96,7 +96,7 @@ class Noise(nn.Module):
 class OwnGenerators(Scaled):
     """Has a generator in a layer, and one that the start makes."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**options)
         self.net.layers.insert(0, Noise())
 
@@ -109,7 +109,7 @@ class OwnGenerators(Scaled):
 
 
 class Augmented(SyntheticImages):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**options)
         self.generator = torch.Generator().manual_seed(9)
 
@@ -117,19 +117,8 @@ class Augmented(SyntheticImages):
         return inputs + torch.randint(9, inputs.shape, generator=self.generator)
 
 
-class Draws(Callback):
-    """Its generator begins each epoch anew, and the hook draws from it."""
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.rng = torch.Generator().manual_seed(trainer.current_epoch)
-        torch.rand((), generator=self.rng)
-
-    def on_train_batch_start(self, trainer, pl_module, *_):
-        pl_module.factor = float(torch.rand((), generator=self.rng))
-
-
 class Accumulates(GradientAccumulationScheduler):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__({1: 4})
 
 
@@ -138,7 +127,6 @@ CASES = {
     "callback": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.SetsFactor",
     "accumulation": f"--trainer.callbacks {HERE}.Accumulates",
     "generators": f"--model {HERE}.OwnGenerators --data {HERE}.Augmented",
-    "drawing": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.Draws",
 }
 
 

@@ -1,12 +1,7 @@
 """Faults that were found by trying commands which nobody had thought of."""
 
-from pathlib import Path
-
 import pytest
 from paths import TINY, fails, script
-
-from lightbase.config.errors import UserError
-from lightbase.config.files import write_whole
 
 
 def test_a_fold_without_folds_is_not_ignored(trained, capsys):
@@ -23,10 +18,3 @@ def test_a_loss_that_does_not_fit_ends_a_search(tmp_path, capsys):
         script("tune").main(typed)
     # Lightning's bar is before it in the line
     assert "error: CosineEmbeddingLoss.forward() missing" in capsys.readouterr().err
-
-
-def test_a_folder_in_place_of_a_file_is_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"\. cannot be written"):
-        write_whole(Path(), "text")
-    assert not any(tmp_path.iterdir())

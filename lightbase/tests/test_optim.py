@@ -20,19 +20,6 @@ def parameter():
     return [{"params": [nn.Parameter(torch.ones(3))]}]
 
 
-# torch 2.11 refuses Adagrad's at its first step on a GPU
-FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
-
-
-@pytest.mark.parametrize("device", FUSED)
-def test_a_fused_step_where_torch_has_it(device, monkeypatch):
-    monkeypatch.setattr(nn.Parameter, "device", torch.device(device), raising=False)
-    for name in (*FUSED["cpu"], "RMSprop"):
-        optimizer = build_optimizer(name, {}, parameter(), 0.1, fused=True)
-        is_fused = bool(optimizer.param_groups[0].get("fused"))
-        assert is_fused == (name in FUSED[device])
-
-
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [

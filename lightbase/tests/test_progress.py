@@ -3,18 +3,6 @@
 import re
 
 HEADER = ["epoch", "train/loss", "train/acc", "val/loss", "val/acc", "time"]
-TIME = r"\[00:0\d<00:00, [\d.]+it/s, train/loss="
-
-
-def test_a_terminal_gets_a_bar_below_the_lines(train, capfd, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    train("--trainer.enable_progress_bar true --trainer.max_epochs 3")
-    shown = re.split(r"[\r\n]", capfd.readouterr().out)
-    bars = [line for line in shown if re.match(r"(Epoch|Testing|Valid).*%\|", line)]
-    assert any(re.match(rf"Epoch 2/3: 100%.*\| 19/19 {TIME}", x) for x in bars)
-    lines = [line for line in shown if re.match(r"epoch|\d/3", line)]
-    assert [line.split()[0] for line in lines] == ["epoch", "1/3", "2/3", "3/3"]
-    assert lines[0].split() == HEADER
 
 
 def table(text):

@@ -1,8 +1,6 @@
 """Metrics against references, and intervals by simulation, on generated numbers."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 from scipy import stats
 from sklearn import metrics as sk
 from tasks import ends_of, measured
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import classification as tc
 from torchmetrics import regression as tr
 
@@ -27,14 +25,12 @@ SIZES = (1, 32)
 """Batch sizes. The last batch is smaller."""
 
 
-def values_of(
-    metrics: dict[str, Any], outputs: Tensor, targets: Tensor, size: int
-) -> dict[str, float]:
+def values_of(metrics, outputs, targets, size):
     """Return the values over all batches of this size, with the cross-entropy."""
     accumulator = Accumulator(collection(metrics))
     ignore_targets(accumulator.metrics, -100)
     for x, y in zip(outputs.split(size), targets.split(size), strict=True):
-        losses: Any = {"loss": torch.tensor(0.0)}
+        losses = {"loss": torch.tensor(0.0)}
         if y.ndim == 1 and not y.is_floating_point():
             losses = counted_loss(nn.functional.cross_entropy(x, y), y, -100)
         accumulator.add(len(x), losses, x, y)
@@ -42,7 +38,7 @@ def values_of(
     return {name: value.item() for name, value in found.items()}
 
 
-def multiclass(outputs: Any, targets: Any) -> dict[str, Any]:
+def multiclass(outputs, targets):
     """Return the values that scikit-learn has."""
     counts = targets != -100
     scores, true = outputs[counts], targets[counts]
@@ -66,7 +62,7 @@ def multiclass(outputs: Any, targets: Any) -> dict[str, Any]:
     }
 
 
-def multiclass_metrics() -> dict[str, Any]:
+def multiclass_metrics():
     return {
         "acc": tc.MulticlassAccuracy(4, average="micro", validate_args=False),
         "top2": tc.MulticlassAccuracy(4, 2, "micro", validate_args=False),
@@ -83,7 +79,7 @@ def multiclass_metrics() -> dict[str, Any]:
     }
 
 
-def multilabel(outputs: Any, targets: Any) -> dict[str, Any]:
+def multilabel(outputs, targets):
     predicted = outputs > 0
     return {
         "loss": 0,
@@ -96,7 +92,7 @@ def multilabel(outputs: Any, targets: Any) -> dict[str, Any]:
     }
 
 
-def multilabel_metrics() -> dict[str, Any]:
+def multilabel_metrics():
     return {
         "acc": tc.MultilabelAccuracy(4, average="micro"),
         "exact": tc.MultilabelExactMatch(4),
@@ -107,7 +103,7 @@ def multilabel_metrics() -> dict[str, Any]:
     }
 
 
-def regression(outputs: Any, targets: Any) -> dict[str, Any]:
+def regression(outputs, targets):
     return {
         "loss": 0,
         "mae": sk.mean_absolute_error(targets, outputs),
@@ -118,7 +114,7 @@ def regression(outputs: Any, targets: Any) -> dict[str, Any]:
     }
 
 
-def regression_metrics() -> dict[str, Any]:
+def regression_metrics():
     return {
         "mae": tr.MeanAbsoluteError(),
         "rmse": tr.MeanSquaredError(squared=False),
@@ -135,7 +131,7 @@ TASKS = {
 }
 
 
-def samples(task: Callable, seed: int) -> tuple[Tensor, Tensor]:
+def samples(task, seed):
     """Return outputs and targets that agree more often than by chance."""
     generator = torch.Generator().manual_seed(seed)
     num = 101 + 10 * seed
@@ -167,7 +163,7 @@ SHARES = (0.5, 0.9, 0.99)
 NUMBERS = (50, 200, 1000)
 
 
-def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons() -> None:
+def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons():
     """The coverage is computed, not simulated. With 50 samples and the accuracy 0.99 it
     is 0.911: the number of mistakes is nearly always 0, 1 or 2, and without 2 no 92 to
     98 % can be reached. Clopper and Pearson's interval has 0.986 there."""
@@ -188,12 +184,12 @@ def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons() -> None:
                 assert 0.92 <= coverage <= 0.98, (num, share)
 
 
-def f1(counts: Any) -> float:
+def f1(counts):
     """Return the F1 of class 1. counts: (2, 2), true classes and predicted ones."""
     return float(2 * counts[1, 1] / (2 * counts[1, 1] + counts[0, 1] + counts[1, 0]))
 
 
-def interval_of_f1(counts: Any) -> tuple[float, float]:
+def interval_of_f1(counts):
     """Return the interval of the report for these counts, (2, 2). Equal samples are
     computed once, which `intervals` does not know."""
     left_out = []
@@ -212,7 +208,7 @@ def test_the_interval_of_f1_covers_the_true_value(num, share):
     rng = np.random.default_rng(num)
     shares = np.array([share, 1 - share, 1 - share, share]) / 2
     tests = rng.multinomial(num, shares, size=2000).reshape(-1, 2, 2)
-    known: dict[Any, tuple[float, float]] = {}
+    known = {}
     num_covered = 0
     for counts in tests:
         key = counts.tobytes()

@@ -15,8 +15,8 @@ from lightbase.data.loader import DatasetSamples, as_samples
 class Table:
     """A table that is no torch Dataset, such as those of the package `datasets`."""
 
-    def __init__(self) -> None:
-        self.reads: list[list[int]] = []
+    def __init__(self):
+        self.reads = []
 
     def __len__(self):
         return 10

@@ -23,7 +23,7 @@ ONE_EPOCH = "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
 
 
 class Smoothed(Classifier):
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=0.5)
         self.metrics = MulticlassF1Score(4)
@@ -44,7 +44,7 @@ def test_the_criterion_and_the_metric_that_are_assigned_count(train, tmp_path):
 
 
 class OwnOptimizer(Classifier):
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.metrics = {}
         self.optimizer = SGD(self.parameters(), lr=0.05)
@@ -74,7 +74,7 @@ def test_the_optimizer_and_the_scheduler_that_are_assigned_train_and_resume(
 class OwnGroups(Classifier):
     which = "layers.1"
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.parameter_groups = {self.which: {"lr": 0.1}}
 
