@@ -9,7 +9,6 @@ import pytest
 from example.classifier import Classifier
 from lightning import Callback
 from stops import Terminate
-from torch import Tensor
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ExponentialLR
 from written import curves
@@ -29,7 +28,7 @@ def test_a_run_that_is_stopped_in_an_epoch_has_the_curves_and_lines_of_a_whole_o
     train, tmp_path, capsys, monkeypatch
 ):
     (tmp_path / "metrics.yaml").write_text(METRICS)
-    flags: Any = ("--config", tmp_path / "metrics.yaml")
+    flags = ("--config", tmp_path / "metrics.yaml")
     flags += ("--trainer.callbacks stops.Terminate",)
     train(*flags, "--name whole")
     lines = LINE.findall(capsys.readouterr().out)
@@ -55,7 +54,7 @@ class EpochLosses(Callback):
 
     seen: list[float] = []
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.seen.append(trainer.callback_metrics["train/loss"].item())
 
 
@@ -88,25 +87,25 @@ class WithEntropy(Classifier):
     """Tracks a value of its own, and no metrics. Steps two optimizers and a schedule by
     hand, before `track`."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch, batch_idx):
         logits = self(batch[0])
         loss = self.criterion(logits, batch[1])
         self.manual_backward(loss)
-        for optimizer in self.optimizers():  # type: ignore[union-attr]
+        for optimizer in self.optimizers():
             optimizer.step()
             optimizer.zero_grad()
-        self.lr_schedulers().step()  # type: ignore[union-attr]
+        self.lr_schedulers().step()
         entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
         self.track("train", loss, entropy=entropy)
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def test_step(self, batch, batch_idx):
         self.track("test", self.criterion(self(batch[0]), batch[1]))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         first, *others = self.net.parameters()
         adam = Adam([first], lr=0.01)
         sgd = SGD([{"params": others, "name": "others"}], lr=0.25)
@@ -128,21 +127,3 @@ def test_values_of_the_users_are_curves_and_a_step_by_hand_has_its_rate(
     rates = [rate for _, rate in found["lr/optimizer_0"]]
     assert rates[:3] == pytest.approx([0.01, 0.005, 0.0025])
     assert {rate for _, rate in found["lr/others"]} == {0.25}
-
-
-class LogsLosses(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.log("train/loss", 100.0)
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val/loss", 100.0)
-        return super().validation_step(batch, batch_idx)
-
-
-def test_of_a_name_that_is_logged_too_the_value_of_track_counts(train, tmp_path):
-    train("--monitor val/loss --model test_curves.LogsLosses")
-    found = curves(tmp_path / "tiny" / "version_0")
-    for name in ("train/loss", "val/loss"):
-        assert all(value < 10 for _, value in found[name])
-        assert len(dict(found[name])) == len(found[name])

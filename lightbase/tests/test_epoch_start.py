@@ -12,10 +12,10 @@ import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from lightning import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
-from paths import Train, Trained, argv, script
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from paths import argv, script
 from stops import Terminate
-from torch import Tensor, nn
+from torch import nn
 from written import checkpoint, equal, weights
 
 HERE = "test_epoch_start"
@@ -26,7 +26,7 @@ class Scaled(Classifier):
 
     factor = 1.0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * self.factor
 
 
@@ -36,14 +36,14 @@ class Curriculum(Scaled):
 
     num_epochs = 0
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**options)
         self.register_buffer("count", torch.zeros(()))
 
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.base = float(torch.rand(()))
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.factor = self.base + self.current_epoch + random.random()
         self.factor += float(torch.rand(())) + np.random.rand()
         self.count += 1
@@ -53,42 +53,34 @@ class Curriculum(Scaled):
         with torch.no_grad():
             self.net.layers[-1].bias.mul_(0.5)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint):
         checkpoint["num_epochs"] = self.num_epochs
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint):
         self.num_epochs = checkpoint["num_epochs"]
 
 
 class SetsFactor(Callback):
     """Sets the factor of the module, and has a state."""
 
-    def __init__(self) -> None:
-        self.factors: list[float] = []
+    def __init__(self):
+        self.factors = []
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         pl_module.factor = 1.0 + trainer.current_epoch + float(torch.rand(()))
         self.factors.append(pl_module.factor)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"factors": self.factors}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict):
         self.factors = state_dict["factors"]
-
-
-class SetsByFunction(LambdaCallback):
-    def __init__(self) -> None:
-        super().__init__(on_train_epoch_start=self.set_factor)
-
-    def set_factor(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.factor = 0.5**trainer.current_epoch
 
 
 class Noise(nn.Module):
     """Adds noise of its own generators."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = torch.Generator().manual_seed(3)
         self.system = random.SystemRandom()  # it has no state
@@ -96,7 +88,7 @@ class Noise(nn.Module):
         self.mt19937 = np.random.Generator(np.random.MT19937(5))
         self.pcg64 = np.random.default_rng(5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         scale = self.python.random() + self.mt19937.random() + self.pcg64.random()
         return x + scale * torch.randn(x.shape, generator=self.generator)
 
@@ -104,59 +96,44 @@ class Noise(nn.Module):
 class OwnGenerators(Scaled):
     """Has a generator in a layer, and one that the start makes."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**options)
         self.net.layers.insert(0, Noise())
 
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.late = torch.Generator().manual_seed(4)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.factor = float(torch.rand((), generator=self.late))
         return super().training_step(batch, batch_idx)
 
 
 class Augmented(SyntheticImages):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**options)
         self.generator = torch.Generator().manual_seed(9)
 
-    def augment(self, inputs: Tensor) -> Tensor:
+    def augment(self, inputs):
         return inputs + torch.randint(9, inputs.shape, generator=self.generator)
 
 
-class Draws(Callback):
-    """Its generator begins each epoch anew, and the hook draws from it."""
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.rng = torch.Generator().manual_seed(trainer.current_epoch)
-        torch.rand((), generator=self.rng)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        pl_module.factor = float(torch.rand((), generator=self.rng))
-
-
 class Accumulates(GradientAccumulationScheduler):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__({1: 4})
 
 
 CASES = {
     "module": f"--model {HERE}.Curriculum",
     "callback": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.SetsFactor",
-    "lambda": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.SetsByFunction",
     "accumulation": f"--trainer.callbacks {HERE}.Accumulates",
     "generators": f"--model {HERE}.OwnGenerators --data {HERE}.Augmented",
-    "drawing": f"--model {HERE}.Scaled --trainer.callbacks {HERE}.Draws",
-    # the length of the schedule is counted in steps
-    "schedule": "--model.scheduler OneCycleLR",
 }
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
 @pytest.mark.linux
 def test_a_resume_within_an_epoch_ends_with_the_weights_of_an_uninterrupted_run(
-    train: Train, trained: Trained, tmp_path, monkeypatch, flags
+    train, trained, tmp_path, monkeypatch, flags
 ):
     flags += " --trainer.max_epochs 3 --trainer.callbacks+ stops.Terminate"
     whole, _ = trained(flags)

@@ -8,7 +8,6 @@ import yaml
 from lightning import Callback
 from paths import TINY, argv, fails, script
 
-from lightbase.commands.flags import help_of_train
 from lightbase.config.paths import PROJECT
 
 LAST = "--ckpt_path last --trainer.default_root_dir"
@@ -21,7 +20,7 @@ class KilledError(BaseException):
 class Kills(Callback):
     is_on = True
 
-    def setup(self, trainer, pl_module, stage: str):
+    def setup(self, trainer, pl_module, stage):
         if self.is_on:
             raise KilledError
 
@@ -62,9 +61,7 @@ def without_default(monkeypatch, tmp_path):
     "command",
     [
         "train",
-        "train --model example.classifier.Classifier",
         "train --ckpt_path last",
-        "tune --find lr",
         "sweep --search model.lr=0.1,0.2",
     ],
 )
@@ -75,10 +72,3 @@ def test_without_a_default_a_command_has_to_name_its_experiment(
     error = fails(capsys, 2, lambda: script(name).main(words))
     assert "give --config FILE, or both --model CLASS and --data CLASS" in error
     assert [path.name for path in without_default.iterdir()] == ["configs"]
-
-
-def test_the_help_without_a_default_says_how_to_name_an_experiment(without_default):
-    text = help_of_train()
-    assert "Give --config FILE, or --model CLASS and --data CLASS." in text
-    assert "mine" in text
-    assert "default.yaml" not in text

@@ -11,24 +11,20 @@ from example.classifier import Classifier
 from example.models.mlp import MLP
 from paths import argv, fails, script
 from tasks import PlainImages, PlainWithStep
-from torch import Tensor, nn
+from torch import nn
 
 from lightbase.commands.export import graph_file
 from lightbase.config.errors import UserError
 from lightbase.setup.load import load_run
 
 export = script("export")
-DISCS = (
-    "--model example.regressor.Regressor --data example.data.discs.Discs "
-    "--data.num_train 99 --data.num_test 20 --model.net.sizes [1024,8,1]"
-)
 CNN = (
     "--data.image_shape [3,32,32] --model.net example.models.cnn.CIFAR10CNN "
     "--model.compile_net aot_eager"
 )
 
 
-def run_file(file: Path, inputs: Tensor) -> tuple[Tensor, list[str]]:
+def run_file(file, inputs):
     """Return the outputs of the file for a batch, and the classes in the file."""
     if file.suffix == ".pt2":
         extra = {"classes.json": ""}
@@ -45,9 +41,7 @@ def run_file(file: Path, inputs: Tensor) -> tuple[Tensor, list[str]]:
     ("kind", "flags", "shape"),
     [
         ("pt2", "--name mlp", (3, 8, 8)),
-        pytest.param("onnx", DISCS, (1, 32, 32), marks=pytest.mark.slow),
         pytest.param("onnx", CNN, (3, 32, 32), marks=pytest.mark.slow),
-        pytest.param("pt2", CNN, (3, 32, 32), marks=pytest.mark.slow),
     ],
 )
 def test_a_file_takes_images_and_gives_the_outputs_of_predict_step(
@@ -90,14 +84,14 @@ def test_a_plain_module_with_data_of_any_kind(trained, tmp_path):
 
 
 class Branches(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if x.sum() > 0:
             x = x * 2
         return super().forward(x)
 
 
 class AlwaysDrops(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(nn.functional.dropout(x))
 
 
@@ -112,19 +106,6 @@ def test_what_cannot_be_exported_is_refused(net, text):
     model = Classifier(net, lr=0.1)
     model.example_input_array = torch.zeros(1, 8)
     with pytest.raises(UserError, match=text):
-        graph_file(model, PlainImages(), "pt2")
-
-
-class ReturnsTwo(PlainWithStep):
-    def predict_step(self, batch, batch_idx: int):
-        return batch[0], batch[0]
-
-
-def test_a_step_that_returns_no_tensor_is_refused():
-    model = ReturnsTwo()
-    model.example_input_array = torch.zeros(1, 3, 8, 8)
-    problem = "predict_step of ReturnsTwo has to return a tensor"
-    with pytest.raises(UserError, match=problem):
         graph_file(model, PlainImages(), "pt2")
 
 
@@ -143,13 +124,12 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch):
     copied = tmp_path / "x.pth"
     copied.write_bytes((trained()[0] / "checkpoints" / "best.ckpt").read_bytes())
 
-    def error(flags: str) -> str:
+    def error(flags):
         command = ["--ckpt_path", str(copied), *flags.split()]
         return fails(capsys, 2, lambda: export.main(command))
 
     assert "--output x.onx: give another .pth file" in error("--output x.onx")
     assert f"--output {copied}: " in error("")
-    assert "nowhere" in error("--output nowhere/x.pth")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     missing = error("--format onnx")
     assert "onnxscript" in missing

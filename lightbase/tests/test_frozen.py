@@ -1,30 +1,27 @@
 """--model.freeze: what is frozen stays bit for bit, over evaluation, resume, averaging
 and decay."""
 
-from typing import Any
-
 import pytest
 import torch
 from example.classifier import Classifier
 from stops import Terminate
-from torch import Tensor, nn
+from torch import nn
 from written import equal, weights
 
-from lightbase.config.errors import UserError
 from lightbase.model.transfer import freeze_parameters
 
 
 class Normed(nn.Module):
     """With BatchNorm and Dropout, whose behaviour depends on the mode."""
 
-    def __init__(self, num_classes: int = 4) -> None:
+    def __init__(self, num_classes: int = 4):
         super().__init__()
         convolution = nn.Conv2d(3, 4, 3, stride=2)
         self.stem = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.Dropout(0.5))
         self.norm = nn.BatchNorm2d(4, affine=False)
         self.head = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, num_classes))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.norm(self.stem(x)).mean((2, 3)))
 
 
@@ -32,12 +29,12 @@ class WatchesModes(Classifier):
     """Fails where a step finds a frozen part in training mode, or another one in eval
     mode; calls train() itself."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         assert not any(module.training for module in self.net.stem.modules())
         assert all(module.training for module in self.net.head.modules())
         return super().training_step(batch, batch_idx)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.train()
 
 
@@ -47,7 +44,7 @@ DECAY = "--model.optimizer AdamW --model.optimizer_args.weight_decay 0.5"
 AVERAGING = "--trainer.callbacks lightning.pytorch.callbacks.EMAWeightAveraging"
 
 
-def assert_frozen(found: dict[str, Tensor], tolerance: float = 0) -> None:
+def assert_frozen(found, tolerance=0):
     """The stem alone is as it was built."""
     torch.manual_seed(42)
     for name, value in Normed().state_dict().items():
@@ -78,7 +75,6 @@ def test_an_average_keeps_the_frozen_part(train, tmp_path):
 @pytest.mark.parametrize(
     ("names", "frozen", "in_eval"),
     [
-        ("stem.?.bias", "stem.0.bias stem.1.bias", ""),
         ("head.[1].*", "head.1.weight head.1.bias", "head head.0 head.1"),
         (
             "norms_and_biases stem.0",
@@ -97,25 +93,10 @@ def test_names_are_beginnings_or_patterns(names, frozen, in_eval):
     assert found == {*in_eval.split()}
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("stme", "its parts are stem, head"),
-        ("net", "its parts are stem, head"),
-        ("norm", "no parameter of the network"),
-    ],
-)
-def test_a_mistake_names_the_way_out(name: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        freeze_parameters(Classifier(Normed(), num_classes=4), [name])
-    assert message in str(caught.value)
-    assert caught.value.status == 2
-
-
 class Tied(nn.Module):
     """Two layers with one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.out = nn.Linear(4, 4)

@@ -1,15 +1,12 @@
 """Optimizers, schedules and parameter groups by name."""
 
 import math
-import os
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from written import checkpoint, refused
 
-from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError
 from lightbase.model.optim import (
     build_optimizer,
@@ -19,41 +16,25 @@ from lightbase.model.optim import (
 )
 
 
-def parameter() -> list[dict[str, Any]]:
+def parameter():
     return [{"params": [nn.Parameter(torch.ones(3))]}]
-
-
-# torch 2.11 refuses Adagrad's at its first step on a GPU
-FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
-
-
-@pytest.mark.parametrize("device", FUSED)
-def test_a_fused_step_where_torch_has_it(device, monkeypatch):
-    monkeypatch.setattr(nn.Parameter, "device", torch.device(device), raising=False)
-    for name in (*FUSED["cpu"], "RMSprop"):
-        optimizer = build_optimizer(name, {}, parameter(), 0.1, fused=True)
-        is_fused = bool(optimizer.param_groups[0].get("fused"))
-        assert is_fused == (name in FUSED[device])
 
 
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
         ("Addam", {}, "did you mean Adam"),
-        ("torch.nn.Linear", {}, "no optimizer"),
-        ("nowhere.SGD", {}, "cannot be imported"),
         ("SGD", {"momentun": 0.9}, "(?s)'momentun'.*it takes .*, momentum,"),
-        ("SGD", {"momentum": "high"}, "high"),
         ("SGD", {"lr": 0.1}, "multiple values for keyword argument 'lr'"),
     ],
 )
-def test_a_mistake_names_the_way_out(name: str, args: dict, message: str) -> None:
+def test_a_mistake_names_the_way_out(name, args, message):
     with pytest.raises(UserError, match=message) as caught:
         build_optimizer(name, args, parameter(), lr=0.1)
     assert caught.value.status == 2
 
 
-def rates(name: str, args: dict, num_steps: int, groups: Any = None) -> list[Any]:
+def rates(name, args, num_steps, groups=None):
     """Return the rates of the groups before each step."""
     optimizer = build_optimizer("SGD", {"momentum": 0.9}, groups or parameter(), lr=1.0)
     scheduler = build_scheduler(name, args, optimizer, num_steps)
@@ -65,7 +46,7 @@ def rates(name: str, args: dict, num_steps: int, groups: Any = None) -> list[Any
     return [*zip(*history, strict=True)]
 
 
-def test_the_schedules_of_the_library() -> None:
+def test_the_schedules_of_the_library():
     (history,) = rates("WarmupCosineLR", {"warmup_steps": 4}, 20)
     assert history[:4] == (0.25, 0.5, 0.75, 1.0)
     expected = [(1 + math.cos(math.pi * step / 16)) / 2 for step in range(16)]
@@ -74,15 +55,9 @@ def test_the_schedules_of_the_library() -> None:
     assert [*history] == [1] * 5 + [0.75, 0.5, 0.25]
 
 
-def test_the_length_of_the_training_and_the_highest_rate_are_filled_in() -> None:
+def test_the_length_of_the_training_and_the_highest_rate_are_filled_in():
     (cosine,) = rates("CosineAnnealingLR", {}, 10)
     assert cosine[5] == pytest.approx(0.5)
-    (cosine,) = rates("CosineAnnealingLR", {"T_max": 20}, 10)
-    assert cosine[5] == pytest.approx(0.853553)
-    (line,) = rates("PolynomialLR", {}, 10)
-    assert line == pytest.approx([1 - step / 10 for step in range(10)])
-    (line,) = rates("PolynomialLR", {"total_iters": 2}, 10)
-    assert line[2] == 0
     (warm_up,) = rates("LinearLR", {}, 10)
     assert warm_up[4] < warm_up[5] == pytest.approx(1)
     (one_cycle,) = rates("OneCycleLR", {}, 10)
@@ -94,24 +69,21 @@ def test_the_length_of_the_training_and_the_highest_rate_are_filled_in() -> None
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("CosineAnealingLR", {}, "did you mean CosineAnnealingLR"),
         ("StepLR", {"stepsize": 3}, "(?s)'stepsize'.*it takes .*step_size"),
-        ("WarmupCosineLR", {"warmup_steps": -1}, "negative"),
         ("FinalDecayLR", {"decay_fraction": 0}, "decay_fraction 0"),
-        ("LRScheduler", {}, "no scheduler"),
         ("OneCycleLR", {"max_lr": 2.0}, r"2\.0: the highest rate is --model\.lr, 1\.0"),
     ],
 )
-def test_a_wrong_scheduler(name: str, args: dict, message: str) -> None:
+def test_a_wrong_scheduler(name, args, message):
     with pytest.raises(UserError, match=message):
         rates(name, args, 10)
 
 
-def small_net() -> nn.Sequential:
+def small_net():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None:
+def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest():
     named = dict(small_net().named_parameters(prefix="net"))
     names = {id(value): name for name, value in named.items()}
     # beside the network, with a name that is also in it
@@ -126,14 +98,10 @@ def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None
     path = "torch.optim.RMSprop"
     built = build_optimizer(path, {"weight_decay": 0.1}, groups, lr=0.125)
     assert isinstance(built, torch.optim.RMSprop)
-    found = [
-        (
-            [names[id(value)] for value in group["params"]],
-            group["lr"],
-            group["weight_decay"],
-        )
-        for group in built.param_groups
-    ]
+    found = []
+    for group in built.param_groups:
+        members = [names[id(value)] for value in group["params"]]
+        found.append((members, group["lr"], group["weight_decay"]))
     assert found == [
         (["net.0.weight"], 0.125, 0.1),
         (["net.2.weight", "net.2.bias", "2.bias"], 0.5, 0.1),
@@ -147,12 +115,11 @@ def test_a_parameter_is_in_the_first_group_that_it_fits_or_in_the_rest() -> None
     [
         ({"head": {"lr": 0.1}}, "no parameter of the network has such a name"),
         ({"0": {"momentun": 0.1}}, "no option momentun of SGD; it has .*, momentum,"),
-        ({"0": {"fused": True}}, "no option fused"),
         ({"*.bias": {}, "0.bias": {}}, "in the first group that it matches"),
     ],
 )
-def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
-    def build() -> None:
+def test_a_group_that_cannot_be_is_refused(options, message):
+    def build():
         groups = grouped(small_net().named_parameters(), options)
         check_options(options, build_optimizer("SGD", {}, groups, lr=0.1))
 
@@ -161,21 +128,12 @@ def test_a_group_that_cannot_be_is_refused(options: dict, message: str) -> None:
     assert caught.value.status == 2
 
 
-def test_every_group_rises_to_its_own_rate_and_falls_with_the_others() -> None:
+def test_every_group_rises_to_its_own_rate_and_falls_with_the_others():
     groups = grouped(small_net().named_parameters(), {"2": {"lr": 8.0}})
     args = {"pct_start": 0.5, "anneal_strategy": "linear"}
     rest, other = rates("OneCycleLR", args, 10, groups)
     assert (max(rest), max(other)) == (1.0, 8.0)
     assert other == pytest.approx([8 * rate for rate in rest])
-
-
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_without_a_gpu_no_step_looks_for_one(monkeypatch, has_gpu):
-    variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
-    monkeypatch.setenv(variable, "1")  # as Lightning sets it for all
-    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    quiet_lightning()
-    assert (variable in os.environ) == has_gpu
 
 
 # the length of a schedule by steps

@@ -4,24 +4,12 @@ through."""
 import warnings
 
 import pytest
-import torch
 
 from lightbase.compat import quiet_lightning
 
 STRIDES = """Grad strides do not match bucket view strides. This may indicate grad was not created according to the
 grad.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 8, 8]
 bucket_view.sizes() = [16, 8, {0}, {0}], strides() = [8, 1, 1, 1] (Triggered internally at reducer.cpp:337.)"""
-
-
-def test_a_cpu_beside_a_gpu_trains_with_one_line_of_devices(train, monkeypatch, capsys):
-    # Lightning asks for the number, torch asks the driver
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    warnings.simplefilter("error")  # without the line in pyproject.toml
-    train("--trainer.max_steps 1 --trainer.accelerator cpu")
-    shown = capsys.readouterr()
-    assert "GPUs found: 1" in shown.out
-    assert "GPU" not in shown.err
 
 
 def test_known_warnings_of_gpus_are_left_out():

@@ -1,11 +1,9 @@
 """The folder of a run and what the run writes down about itself."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
-from lightning import Callback, Trainer
+from lightning import Callback
 from paths import fails
 from written import refused
 
@@ -14,7 +12,7 @@ from lightbase.config.errors import UserError
 from lightbase.run.folder import LockedFolder
 
 
-def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
+def test_versions_count_up_and_never_reuse_a_folder(tmp_path):
     assert LockedFolder(tmp_path, "a").folder == tmp_path / "a" / "version_0"
     assert LockedFolder(tmp_path, "a").folder == tmp_path / "a" / "version_1"
     (tmp_path / "a" / "version_9").mkdir()
@@ -22,7 +20,7 @@ def test_versions_count_up_and_never_reuse_a_folder(tmp_path: Path) -> None:
     assert LockedFolder(tmp_path, "a").folder.name == "version_10"
 
 
-def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path):
     first = LockedFolder(tmp_path, "a")
     with pytest.raises(UserError, match="in use"):
         LockedFolder(tmp_path, "a", first.folder)
@@ -31,7 +29,7 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) ->
     assert not list(first.folder.iterdir())
 
 
-def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -> None:
+def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path):
     LockedFolder(tmp_path, "b/c").discard()
     assert not list(tmp_path.iterdir())
     kept = LockedFolder(tmp_path, "a")
@@ -42,20 +40,16 @@ def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path: Path) -
 class RemovesFolder(Callback):
     """Removes the run's folder in the second epoch."""
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 22:
             shutil.rmtree(lightbase.run_folder(trainer))
 
 
 # TensorBoard's thread reports that its file has gone
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("flags", ["--test true", "--trainer.logger false"])
-def test_a_run_whose_folder_is_removed_ends_with_two_lines(
-    train, tmp_path, capsys, flags
-):
-    remove = "--trainer.callbacks test_run.RemovesFolder"
+def test_a_run_whose_folder_is_removed_ends_with_two_lines(train, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        train(remove, flags)
+        train("--trainer.callbacks test_run.RemovesFolder")
     error = capsys.readouterr().err.partition("error: ")[2]
     folder = tmp_path / "tiny" / "version_0"
     assert error == (
@@ -63,7 +57,7 @@ def test_a_run_whose_folder_is_removed_ends_with_two_lines(
     )
 
 
-@pytest.mark.parametrize("name", ["a" * 300, "x/" + "b" * 256, "a\nb", "a\x1b[31m"])
+@pytest.mark.parametrize("name", ["x/" + "b" * 256, "a\nb"])
 def test_names_that_no_folder_should_have_are_refused(train, tmp_path, capsys, name):
     error = refused(capsys, tmp_path, lambda: train("--name", name))
     assert "is not a name for a folder" in error

@@ -19,8 +19,7 @@ from lightbase.data.images import read_image
 
 
 def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):
-    flags = "--trainer.precision 64-true --trainer.limit_test_batches 2 "
-    flags += "--trainer.max_epochs"
+    flags = "--trainer.precision 64-true --trainer.limit_test_batches 2 --trainer.max_epochs"
     metrics = train(flags, 4, "--name straight")
     train(flags, 2, "--name resumed")
     train(flags, 4, "--name resumed --ckpt_path last")
@@ -38,14 +37,6 @@ def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_p
     assert exported(images).dtype == torch.float64
 
 
-def test_files_may_stand_between_flags(tmp_path: Path) -> None:
-    words = ["a.png", "--data.flip", "true", "b.png", "--data.flip=2", "c.png"]
-    (tmp_path / "x.ckpt").touch()
-    options = predict_flags(["--ckpt_path", f"{tmp_path}/x.ckpt", *words])
-    assert [*map(str, options.files)] == ["a.png", "b.png", "c.png"]
-    assert options.others == ["--data.flip=true", "--data.flip=2"]
-
-
 def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, capsys):
     names = ["mlp/version_2/best", "mlp/version_10/best", "mlp/version_10/last"]
     names += ["cnn/version_0/last"]
@@ -58,7 +49,7 @@ def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, c
         files.append(file)
     root = f"--trainer.default_root_dir={tmp_path}"
 
-    def named(text: str) -> Path:
+    def named(text):
         words = [root, "--ckpt_path", text]
         (path,) = {
             read(words).ckpt_path
@@ -78,7 +69,7 @@ def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, c
 
 
 @pytest.mark.linux
-def test_the_link_that_a_crash_has_left_is_not_followed(tmp_path: Path) -> None:
+def test_the_link_that_a_crash_has_left_is_not_followed(tmp_path):
     target = tmp_path / "target"
     target.write_text("mine")
     (tmp_path / ".new.part").symlink_to(target)
@@ -87,53 +78,30 @@ def test_the_link_that_a_crash_has_left_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
-@pytest.mark.parametrize(("white", "dtype"), [(65535, "uint16"), (255, "uint8")])
-def test_a_grey_image(tmp_path: Path, white: int, dtype: str) -> None:
-    values = np.full((8, 8), white, dtype=dtype)
-    values[:, :4] = white / 2
-    for name in ("x.tiff", "x.png"):
-        Image.fromarray(values).save(tmp_path / name)
-        pixels = read_image(tmp_path / name, (1, 8, 8))[0]
-        assert pixels[0, 7] == 255
-        assert abs(int(pixels[0, 0]) - 127) <= 1
+def test_a_grey_image_of_16_bits(tmp_path):
+    values = np.full((8, 8), 65535, dtype="uint16")
+    values[:, :4] = 65535 / 2
+    Image.fromarray(values).save(tmp_path / "x.tiff")
+    pixels = read_image(tmp_path / "x.tiff", (1, 8, 8))[0]
+    assert pixels[0, 7] == 255
+    assert abs(int(pixels[0, 0]) - 127) <= 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_an_image_whose_white_is_unknown_is_refused(tmp_path: Path, dtype: str) -> None:
-    Image.fromarray(np.ones((2, 2), dtype=dtype)).save(tmp_path / "x.tiff")
+def test_an_image_whose_white_is_unknown_is_refused(tmp_path):
+    Image.fromarray(np.ones((2, 2), dtype="float32")).save(tmp_path / "x.tiff")
     with pytest.raises(UserError, match="numbers of 32 bits"):
         read_image(tmp_path / "x.tiff", (1, 2, 2))
 
 
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [
-        ("RGB", "x.png"),
-        ("CMYK", "x.jpg"),
-        ("CMYK", "x.tiff"),
-        ("YCbCr", "x.tiff"),
-        ("P", "x.gif"),
-        ("RGBA", "x.webp"),
-    ],
-)
-def test_colours_of_each_mode(tmp_path: Path, mode: str, name: str) -> None:
+@pytest.mark.parametrize(("mode", "name"), [("RGB", "x.png"), ("CMYK", "x.jpg")])
+def test_colours_of_each_mode(tmp_path, mode, name):
     Image.new("RGB", (8, 8), (200, 100, 50)).convert(mode).save(tmp_path / name)
     colours = read_image(tmp_path / name, (3, 8, 8)).float().mean((1, 2))
     expected = torch.tensor([200.0, 100.0, 50.0])
-    if mode != "P":  # web colours
-        torch.testing.assert_close(colours, expected, atol=3, rtol=0)
-    assert (colours - expected).abs().max() < 26
+    torch.testing.assert_close(colours, expected, atol=3, rtol=0)
 
 
-def test_of_several_frames_the_first_one_is_read(tmp_path: Path) -> None:
-    frames = [Image.new("L", (8, 8), grey) for grey in (200, 0)]
-    for name in ("x.tiff", "x.gif"):
-        file = tmp_path / name
-        frames[0].save(file, save_all=True, append_images=frames[1:])
-        assert (read_image(file, (1, 8, 8)) == 200).all()
-
-
-def test_transparent_and_turned_images(tmp_path: Path) -> None:
+def test_transparent_and_turned_images(tmp_path):
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "clear.png")
     assert (read_image(tmp_path / "clear.png", (3, 8, 8)) == 255).all()
     photo = Image.new("L", (16, 8))
@@ -145,13 +113,12 @@ def test_transparent_and_turned_images(tmp_path: Path) -> None:
     assert upright[0].min() > 200 > 50 > upright[-1].max()
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(0, False), (143, True), (1, False)])
 @pytest.mark.linux
 def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
-    tmp_path, monkeypatch, status, requeued
+    tmp_path, monkeypatch
 ):
     """With stand-ins for srun and scontrol, which write down how they are called."""
-    for name, end in (("srun", status), ("scontrol", 0)):
+    for name, end in (("srun", 143), ("scontrol", 0)):
         text = f'#!/bin/sh\necho {name} "$@" >> calls\nexit {end}\n'
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -159,13 +126,13 @@ def test_the_slurm_script_goes_on_in_its_own_run_and_puts_a_stopped_job_back(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
     command = ["bash", str(HERE / "scripts" / "slurm.sh"), "--config", "a b.yaml"]
-    assert subprocess.run(command, cwd=tmp_path).returncode == status
+    assert subprocess.run(command, cwd=tmp_path).returncode == 143
     last = checkpoint_file(tmp_path / "logs" / "slurm_7" / "version_0", "last")
     last.parent.mkdir(parents=True)
     last.touch()
-    assert subprocess.run(command, cwd=tmp_path).returncode == status
+    assert subprocess.run(command, cwd=tmp_path).returncode == 143
     started = "srun --kill-on-bad-exit=1 --cpus-per-task=4 python scripts/train.py"
     started += " --config a b.yaml --name slurm_7"
-    back = ["scontrol requeue 7"] * requeued
+    back = "scontrol requeue 7"
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == [started, *back, f"{started} --ckpt_path last", *back]
+    assert calls == [started, back, f"{started} --ckpt_path last", back]

@@ -1,7 +1,6 @@
 """Metrics against references, and intervals by simulation, on generated numbers."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from scipy import stats
 from sklearn import metrics as sk
 from tasks import ends_of, measured
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import classification as tc
 from torchmetrics import regression as tr
 
@@ -22,29 +21,32 @@ from lightbase.model.metrics import (
 )
 
 pytestmark = pytest.mark.slow
-SIZES = (1, 7, 32, 100)
+SIZES = (1, 32)
 """Batch sizes. The last batch is smaller."""
 
 
-def curve_values(
-    metrics: dict[str, Any], outputs: Tensor, targets: Tensor, size: int
-) -> dict[str, float]:
-    """Return the values over all batches of this size."""
+def values_of(metrics, outputs, targets, size):
+    """Return the values over all batches of this size, with the cross-entropy."""
     accumulator = Accumulator(collection(metrics))
     ignore_targets(accumulator.metrics, -100)
     for x, y in zip(outputs.split(size), targets.split(size), strict=True):
-        accumulator.add(len(x), {"loss": torch.tensor(0.0)}, x, y)
+        losses = {"loss": torch.tensor(0.0)}
+        if y.ndim == 1 and not y.is_floating_point():
+            losses = counted_loss(nn.functional.cross_entropy(x, y), y, -100)
+        accumulator.add(len(x), losses, x, y)
     found = accumulator.result(lambda sums: sums)
     return {name: value.item() for name, value in found.items()}
 
 
-def multiclass(outputs: Any, targets: Any) -> dict[str, Any]:
+def multiclass(outputs, targets):
     """Return the values that scikit-learn has."""
     counts = targets != -100
     scores, true = outputs[counts], targets[counts]
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     predicted = scores.argmax(1)
-    values: dict[str, Any] = {
+    f1 = partial(sk.f1_score, true, predicted)
+    return {
+        "loss": sk.log_loss(true, shares),
         "acc": sk.accuracy_score(true, predicted),
         "top2": sk.top_k_accuracy_score(true, scores, k=2),
         "balanced": sk.balanced_accuracy_score(true, predicted),
@@ -53,17 +55,15 @@ def multiclass(outputs: Any, targets: Any) -> dict[str, Any]:
         "jaccard": sk.jaccard_score(true, predicted, average="macro"),
         "auroc": sk.roc_auc_score(true, shares, multi_class="ovr"),
         "ap": sk.average_precision_score(np.eye(4)[true], shares),
+        "precision": sk.precision_score(true, predicted, average="macro"),
+        "recall": sk.recall_score(true, predicted, average="weighted"),
+        "f1": f1(average="macro"),
+        **{f"each_{i}": value for i, value in enumerate(f1(average=None))},
     }
-    for average in ("micro", "macro", "weighted"):
-        parts = sk.precision_recall_fscore_support(true, predicted, average=average)
-        for name, value in zip(("precision", "recall", "f1"), parts, strict=False):
-            values[f"{average}_{name}"] = value
-    each = sk.f1_score(true, predicted, average=None)
-    return values | {f"each_{i}": value for i, value in enumerate(each)}
 
 
-def multiclass_metrics() -> dict[str, Any]:
-    metrics: dict[str, Any] = {
+def multiclass_metrics():
+    return {
         "acc": tc.MulticlassAccuracy(4, average="micro", validate_args=False),
         "top2": tc.MulticlassAccuracy(4, 2, "micro", validate_args=False),
         "balanced": tc.MulticlassAccuracy(4),
@@ -72,87 +72,74 @@ def multiclass_metrics() -> dict[str, Any]:
         "jaccard": tc.MulticlassJaccardIndex(4),
         "auroc": tc.MulticlassAUROC(4),
         "ap": tc.MulticlassAveragePrecision(4),
+        "precision": tc.MulticlassPrecision(4),
+        "recall": tc.MulticlassRecall(4, average="weighted"),
+        "f1": tc.MulticlassF1Score(4),
         "each": tc.MulticlassF1Score(4, average=None),
     }
-    kinds: dict[str, Any] = {
-        "precision": tc.MulticlassPrecision,
-        "recall": tc.MulticlassRecall,
-        "f1": tc.MulticlassF1Score,
-    }
-    for average in ("micro", "macro", "weighted"):
-        for name, kind in kinds.items():
-            metrics[f"{average}_{name}"] = kind(4, average=average)
-    return metrics
 
 
-def multilabel(outputs: Any, targets: Any) -> dict[str, Any]:
+def multilabel(outputs, targets):
     predicted = outputs > 0
     return {
+        "loss": 0,
         "acc": (predicted == targets).mean(),
         "exact": sk.accuracy_score(targets, predicted),
         "f1": sk.f1_score(targets, predicted, average="macro"),
-        "jaccard": sk.jaccard_score(targets, predicted, average="macro"),
         "auroc": sk.roc_auc_score(targets, outputs),
         "ap": sk.average_precision_score(targets, outputs),
-        "hamming": sk.hamming_loss(targets, predicted),
         "ranking": sk.label_ranking_loss(targets, outputs),
     }
 
 
-def multilabel_metrics() -> dict[str, Any]:
+def multilabel_metrics():
     return {
         "acc": tc.MultilabelAccuracy(4, average="micro"),
         "exact": tc.MultilabelExactMatch(4),
         "f1": tc.MultilabelF1Score(4),
-        "jaccard": tc.MultilabelJaccardIndex(4),
         "auroc": tc.MultilabelAUROC(4),
         "ap": tc.MultilabelAveragePrecision(4),
-        "hamming": tc.MultilabelHammingDistance(4, average="micro"),
         "ranking": tc.MultilabelRankingLoss(4),
     }
 
 
-def regression(outputs: Any, targets: Any) -> dict[str, Any]:
+def regression(outputs, targets):
     return {
+        "loss": 0,
         "mae": sk.mean_absolute_error(targets, outputs),
-        "mse": sk.mean_squared_error(targets, outputs),
         "rmse": sk.root_mean_squared_error(targets, outputs),
         "r2": sk.r2_score(targets, outputs),
-        "variance": sk.explained_variance_score(targets, outputs),
         "pearson": stats.pearsonr(targets, outputs).statistic,
         "spearman": stats.spearmanr(targets, outputs).statistic,
-        "kendall": stats.kendalltau(targets, outputs).statistic,
     }
 
 
-def regression_metrics() -> dict[str, Any]:
+def regression_metrics():
     return {
         "mae": tr.MeanAbsoluteError(),
-        "mse": tr.MeanSquaredError(),
         "rmse": tr.MeanSquaredError(squared=False),
         "r2": tr.R2Score(),
-        "variance": tr.ExplainedVariance(),
         "pearson": tr.PearsonCorrCoef(),
         "spearman": tr.SpearmanCorrCoef(),
-        "kendall": tr.KendallRankCorrCoef(),
     }
 
 
-TASKS: dict[str, tuple[Callable, Callable]] = {
-    "multiclass": (multiclass, multiclass_metrics),
-    "multilabel": (multilabel, multilabel_metrics),
-    "regression": (regression, regression_metrics),
+TASKS = {
+    multiclass: multiclass_metrics,
+    multilabel: multilabel_metrics,
+    regression: regression_metrics,
 }
 
 
-def samples(task: str, seed: int, num: int) -> tuple[Tensor, Tensor]:
+def samples(task, seed):
     """Return outputs and targets that agree more often than by chance."""
     generator = torch.Generator().manual_seed(seed)
-    outputs = torch.randn(num, 4, generator=generator)
-    noisy = outputs + torch.randn(num, 4, generator=generator)
-    if task == "regression":
+    num = 101 + 10 * seed
+    outputs, errors = torch.randn(2, num, 4, generator=generator)
+    noisy = outputs + errors
+    if task == regression:
         return outputs[:, 0], noisy[:, 0]
-    if task == "multilabel":
+    if task == multilabel:
         return outputs, (noisy > 0).long()
     targets = noisy.argmax(1)
     targets[torch.rand(num, generator=generator) < 0.2] = -100
@@ -160,38 +147,23 @@ def samples(task: str, seed: int, num: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:Metric `Spearman")
-def test_a_thousand_values_of_metrics_are_those_of_scikit_learn() -> None:
-    num_values = 0
-    for task, (reference, make_metrics) in TASKS.items():
-        for seed in range(12):
-            outputs, targets = samples(task, seed, num=101 + 10 * seed)
-            expected = reference(outputs.numpy(), targets.numpy())
-            for size in SIZES:
-                found = curve_values(make_metrics(), outputs, targets, size)
-                where = f"{task}, seed {seed}, batches of {size}"
-                del found["loss"], found["num_samples"]
-                assert found == pytest.approx(expected, abs=2e-5), where
-                num_values += len(found)
-    assert num_values >= 1000
-
-
-def test_the_loss_does_not_depend_on_the_batch_size() -> None:
-    outputs, targets = samples("multiclass", 0, 101)
-    expected = nn.functional.cross_entropy(outputs, targets).item()
-    for size in SIZES:
-        accumulator = Accumulator(collection(None))
-        for x, y in zip(outputs.split(size), targets.split(size), strict=True):
-            loss = nn.functional.cross_entropy(x, y)
-            accumulator.add(len(x), counted_loss(loss, y, -100), x, y)
-        found = accumulator.result(lambda sums: sums)
-        assert found["loss"].item() == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("task", TASKS)
+def test_values_of_metrics_are_those_of_scikit_learn(task):
+    """The loss too, whatever the batch size."""
+    for seed in range(4):
+        outputs, targets = samples(task, seed)
+        expected = task(outputs.numpy(), targets.numpy())
+        for size in SIZES:
+            found = values_of(TASKS[task](), outputs, targets, size)
+            del found["num_samples"]
+            assert found == pytest.approx(expected, abs=2e-5), (seed, size)
 
 
 SHARES = (0.5, 0.9, 0.99)
 NUMBERS = (50, 200, 1000)
 
 
-def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons() -> None:
+def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons():
     """The coverage is computed, not simulated. With 50 samples and the accuracy 0.99 it
     is 0.911: the number of mistakes is nearly always 0, 1 or 2, and without 2 no 92 to
     98 % can be reached. Clopper and Pearson's interval has 0.986 there."""
@@ -212,12 +184,12 @@ def test_the_interval_of_an_accuracy_has_the_coverage_of_wilsons() -> None:
                 assert 0.92 <= coverage <= 0.98, (num, share)
 
 
-def f1(counts: Any) -> float:
+def f1(counts):
     """Return the F1 of class 1. counts: (2, 2), true classes and predicted ones."""
     return float(2 * counts[1, 1] / (2 * counts[1, 1] + counts[0, 1] + counts[1, 0]))
 
 
-def interval_of_f1(counts: Any) -> tuple[float, float]:
+def interval_of_f1(counts):
     """Return the interval of the report for these counts, (2, 2). Equal samples are
     computed once, which `intervals` does not know."""
     left_out = []
@@ -229,15 +201,14 @@ def interval_of_f1(counts: Any) -> tuple[float, float]:
     return interval(tc.BinaryF1Score(), f1(counts), np.array(left_out), rarest, np.inf)
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("num", NUMBERS)
+@pytest.mark.parametrize(("num", "share"), [*zip(NUMBERS, SHARES[::-1], strict=True)])
 def test_the_interval_of_f1_covers_the_true_value(num, share):
     """Two classes of equal frequency. `share` of the predictions are right, so the true
     F1 is `share`."""
     rng = np.random.default_rng(num)
     shares = np.array([share, 1 - share, 1 - share, share]) / 2
-    tests = rng.multinomial(num, shares, size=4000).reshape(-1, 2, 2)
-    known: dict[Any, tuple[float, float]] = {}
+    tests = rng.multinomial(num, shares, size=2000).reshape(-1, 2, 2)
+    known = {}
     num_covered = 0
     for counts in tests:
         key = counts.tobytes()
@@ -254,20 +225,13 @@ def test_the_interval_of_f1_covers_the_true_value(num, share):
     assert found == pytest.approx(known[tests[0].tobytes()], abs=2e-3)
 
 
-@pytest.mark.parametrize("num", NUMBERS)
-@pytest.mark.parametrize("kind", ["half-normal", "exponential", "cross-entropy"])
-def test_the_interval_of_a_mean_covers_the_true_value(kind, num):
+@pytest.mark.parametrize(("num", "kind"), [(50, "exponential"), (200, "normal")])
+def test_the_interval_of_a_mean_covers_the_true_value(num, kind):
     """MAE of normal errors, and skewed losses."""
     rng = np.random.default_rng(num)
-    shape = 4000, num
-    if kind == "half-normal":
-        values, mean = np.abs(rng.normal(size=shape)), (2 / np.pi) ** 0.5
-    elif kind == "exponential":
-        values, mean = rng.exponential(size=shape), 1.0
-    else:
-        values = np.log1p(np.exp(-rng.normal(2, 1.5, size=shape)))
-        logits = stats.norm(2, 1.5).ppf((np.arange(10**6) + 0.5) / 10**6)
-        mean = np.log1p(np.exp(-logits)).mean()
+    values, mean = rng.exponential(size=(2000, num)), 1.0
+    if kind == "normal":
+        values, mean = np.abs(rng.normal(size=(2000, num))), (2 / np.pi) ** 0.5
     ends, mae = [], tr.MeanAbsoluteError()
     for row in values:
         left_out = (row.sum() - row) / (num - 1)
@@ -280,11 +244,10 @@ def test_the_interval_of_a_mean_covers_the_true_value(kind, num):
     assert found == pytest.approx(ends[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
-def test_the_interval_of_samples_in_groups_covers_the_true_value(share):
+def test_the_interval_of_samples_in_groups_covers_the_true_value():
     """30 patients with 10 samples each. The accuracy differs from patient to patient,
     with a correlation of 0.3 within a patient."""
-    rng = np.random.default_rng(0)
+    rng, share = np.random.default_rng(0), 0.8
     groups = np.repeat(np.arange(30), 10)
     module = measured({"acc": tc.BinaryAccuracy(validate_args=False)})
     spread = 1 / 0.3 - 1

@@ -8,7 +8,6 @@ import pytest
 import torch
 from attached import attach
 from given import Given
-from small import Points
 
 from lightbase.data.loader import DatasetSamples, as_samples
 
@@ -16,16 +15,16 @@ from lightbase.data.loader import DatasetSamples, as_samples
 class Table:
     """A table that is no torch Dataset, such as those of the package `datasets`."""
 
-    def __init__(self) -> None:
-        self.reads: list[list[int]] = []
+    def __init__(self):
+        self.reads = []
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 10
 
-    def __getitem__(self, index: int) -> dict[str, int]:
+    def __getitem__(self, index):
         return {"inputs": index}
 
-    def __getitems__(self, indices: list[int]) -> list[dict[str, int]]:
+    def __getitems__(self, indices):
         self.reads.append(indices)
         return [self[index] for index in indices]
 
@@ -55,14 +54,3 @@ def test_arrays_that_stay_in_their_file_are_read_and_converted_by_batch(tmp_path
     assert rows.dtype == torch.float32
     assert targets.dtype == torch.int64
     assert rows[:, 0].tolist() == (1000 * targets).tolist()
-
-
-def test_a_data_module_without_a_trainer():
-    data = Points(batch_size=10)
-    data.setup("fit")
-    data.setup("test")
-    for loader in (data.train_dataloader(), data.test_dataloader()):
-        inputs, targets = next(iter(loader))
-        assert inputs.shape == (10, 10)
-        assert targets.shape == (10,)
-    assert data.splits["train"][0][0].shape == (10,)

@@ -1,17 +1,13 @@
 """What a user's subclass of the Classifier or BaseModule assigns and overrides takes
 effect, and breaks nothing."""
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from example.classifier import Classifier
-from example.data.synthetic import SyntheticImages
-from example.models.mlp import MLP
-from lightning import Callback, Trainer
-from paths import ACCELERATOR, fails, script
+from lightning import Callback
+from paths import fails, script
 from stops import Terminate
 from torch import nn
 from torch.optim import SGD
@@ -27,7 +23,7 @@ ONE_EPOCH = "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
 
 
 class Smoothed(Classifier):
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=0.5)
         self.metrics = MulticlassF1Score(4)
@@ -48,28 +44,21 @@ def test_the_criterion_and_the_metric_that_are_assigned_count(train, tmp_path):
 
 
 class OwnOptimizer(Classifier):
-    def __init__(self, kind: str, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        self.lr = 0.05
         self.metrics = {}
-        self.scheduler = "StepLR"
-        self.scheduler_args = {"step_size": 1}
-        if kind == "name":
-            self.optimizer = "SGD"
-        else:
-            self.optimizer = SGD(self.parameters(), lr=0.05)
-            self.scheduler = StepLR(self.optimizer, step_size=1)
+        self.optimizer = SGD(self.parameters(), lr=0.05)
+        self.scheduler = StepLR(self.optimizer, step_size=1)
 
 
 STEPS = "--model.optimizer SGD --model.lr 0.05 --model.scheduler StepLR"
 STEPS += " --model.scheduler_args.step_size 1"
 
 
-@pytest.mark.parametrize("kind", ["name", "object"])
 def test_the_optimizer_and_the_scheduler_that_are_assigned_train_and_resume(
-    train, trained, tmp_path, kind
+    train, trained, tmp_path
 ):
-    flags = f"--model {HERE}.OwnOptimizer --model.kind {kind}"
+    flags = f"--model {HERE}.OwnOptimizer"
     flags += " --trainer.log_every_n_steps 19"
     train(flags, "--trainer.max_epochs 1")
     result = train(flags, "--ckpt_path last --trainer.max_epochs 2")
@@ -85,7 +74,7 @@ def test_the_optimizer_and_the_scheduler_that_are_assigned_train_and_resume(
 class OwnGroups(Classifier):
     which = "layers.1"
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.parameter_groups = {self.which: {"lr": 0.1}}
 
@@ -109,11 +98,11 @@ class NoSuper(Classifier):
 
     num_calls = 0
 
-    def configure_callbacks(self) -> list[Any]:
+    def configure_callbacks(self):
         return []
 
 
-def count(*_: Any, **__: Any) -> None:
+def count(*_, **__):
     NoSuper.num_calls += 1
 
 
@@ -144,51 +133,3 @@ def test_hooks_may_be_overridden_without_super(train, tmp_path, monkeypatch):
     assert points == expected
     # after a validation that is not good enough
     assert points["lr"][-1][1] == pytest.approx(1e-3)
-
-
-# without the engine
-
-
-def make_classifier(**options: Any) -> Classifier:
-    return Classifier(MLP([12, 4]), num_classes=4, **options)
-
-
-@pytest.mark.filterwarnings(
-    r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
-)  # a call inside Lightning 2.6
-def test_a_plain_trainer_has_the_curves_too(tmp_path: Path) -> None:
-    data = SyntheticImages((3, 2, 2), 4, num_train=100, num_test=20, batch_size=10)
-    model = make_classifier()
-    trainer = Trainer(
-        accelerator=ACCELERATOR,
-        devices=1,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=5,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(model, data)
-    names = {"train/loss", "train/acc", "val/loss", "val/acc"}
-    assert names <= trainer.callback_metrics.keys()
-    assert trainer.test(model, data, verbose=False)[0]["test/num_samples"] == 20
-
-
-@pytest.mark.slow
-def test_an_evaluation_leaves_the_compiled_training_as_it_is() -> None:
-    sizes: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        sizes.extend(value for value in inputs if isinstance(value, torch.SymInt))
-        return graph.forward
-
-    torch.compiler.reset()
-    importlib.import_module("torch._dynamo").register_backend(backend, name="sizes")
-    model = make_classifier(compile_net="sizes")
-    model.trainer = Trainer(accelerator="cpu", logger=False)
-    model.prepare_net(trains=True)
-    for num_samples in (4, 8, 4, 3):
-        model.net(torch.rand(num_samples, 3, 2, 2))
-    assert sizes == []

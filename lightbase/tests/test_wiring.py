@@ -1,7 +1,5 @@
 """Other people's modules and data resume, too."""
 
-from typing import Any
-
 import torch
 from paths import ACCELERATOR
 from plain import PlainModule
@@ -9,7 +7,7 @@ from written import equal, weights
 
 
 class Scheduled(PlainModule):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return {
             "optimizer": optimizer,
