@@ -11,8 +11,6 @@ from lightning.pytorch.loggers import CSVLogger
 from paths import fails
 from written import curves
 
-from lightbase.watch.loggers import hyper_parameters
-
 Points = dict[str, list[tuple[int, float]]]
 CSV = "lightning.pytorch.loggers.CSVLogger"
 # the curves of which a resume repeats the numbers
@@ -62,7 +60,6 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     assert before == shown(curves(folder))
     assert before["lr"][-1][0] == 56
     assert [step for step, _ in before["val/acc"]] == [18, 37, 56]
-    assert before["test/acc"][0][0] == 57
     parameters = yaml.safe_load((folder / "hparams.yaml").read_text())
     assert parameters["model.net"] == "example.models.mlp.MLP"
 
@@ -78,30 +75,6 @@ def test_csv_beside_tensorboard_has_the_same_points_and_a_file_for_each_start(
     shutil.rmtree(folder / "checkpoints")  # as if killed before the first one
     train("--ckpt_path last")
     assert shown(curves(folder)) == before
-    saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
-    # the recorded config starts a run of its own
-    assert saved[1]["init_args"]["save_dir"] is None
-
-
-def test_hyper_parameters_are_flat_and_plain() -> None:
-    net = {"class_path": "x.Net", "init_args": {"sizes": [1, 2]}}
-    model = {"net": net, "scheduler": None, "parameter_groups": {"*.bias": {"lr": 0.2}}}
-    names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
-    config = {
-        "seed_everything": 3,
-        "model": {"class_path": "x.Classifier", "init_args": model},
-        "data": {"class_path": "x.Data", "init_args": {"num_workers": 2}},
-        "trainer": dict.fromkeys(names, 7),
-    }
-    assert hyper_parameters(config) == {
-        "seed": 3,
-        "model": "x.Classifier",
-        "model.net": "x.Net",
-        "model.net.sizes": "[1, 2]",
-        "model.parameter_groups._.bias.lr": 0.2,  # MLflow refuses a *
-        "data": "x.Data",
-        **{f"trainer.{name}": 7 for name in names},
-    }
 
 
 class NoServer(CSVLogger):
