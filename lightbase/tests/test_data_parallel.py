@@ -73,7 +73,6 @@ def compared(folder: Path, make: Any, **options: Any) -> list[Any]:
 OPTIONS: list[dict[str, Any]] = [
     {"accumulate_grad_batches": 3},
     {"gradient_clip_val": 0.05},
-    {"precision": "bf16-mixed"},
     {"precision": "16-mixed"},
 ]
 
