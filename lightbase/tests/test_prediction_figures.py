@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 import torch
 from example.classifier import Classifier
-from example.data.synthetic import SyntheticImages
 from small import Points
 from tasks import Scale, flags_of, outputs_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 from written import curves, equal, weights
 
 from lightbase.model.predictions import PALETTE
@@ -92,13 +90,11 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     order = (shares - 2 * right).argsort(descending=True)  # the worst mistakes first
     order[wrong.sum() :] = order[wrong.sum() :].flip(0)  # the least sure ones first
     assert 0 < wrong.sum() < 25
-    shown, texts, _ = drawing.grids[-1]
+    shown, (text, *_), _ = drawing.grids[-1]
     assert torch.equal(shown, figures.displayable(images)[order[:25]])
-    for i, text in zip(order, texts, strict=False):
-        lines = [f"{data.classes[predicted[i]]:.9} {shares[i]:.0%}"]
-        if wrong[i]:
-            lines.append(f"is {data.classes[targets[i]]:.9}")
-        assert text.splitlines() == lines
+    worst = order[0]
+    said, true = (data.classes[x[worst]][:9] for x in (predicted, targets))
+    assert text == f"{said} {shares[worst]:.0%}\nis {true}"
 
 
 class SameMemory(Scale):
@@ -130,10 +126,8 @@ def test_masks_lie_over_the_images(train, monkeypatch):
     assert torch.equal(drawing.grids[-1][0], torch.cat(parts, 2))
     image = torch.full((1, 3, 1, 2), 0.8)
     (shown,) = figures.overlay(image, torch.tensor([[[-100, 1]]]))
-    coloured = (0.8 + PALETTE[1] / 255) / 2
-    torch.testing.assert_close(
-        shown[:, 0], torch.stack([image[0, :, 0, 0], coloured], 1)
-    )
+    expected = [image[0, :, 0, 0], (0.8 + PALETTE[1] / 255) / 2]
+    torch.testing.assert_close(shown[:, 0], torch.stack(expected, 1))
 
 
 class Dollars(Points):
@@ -156,57 +150,12 @@ MATRICES = ["view/confusion_matrix/val", "view/confusion_matrix/test"]
             "the outputs and targets in track do not fit task multiclass",
             ["view/inputs/train"],
         ),
-        (flags_of("text"), "", []),
         (f"--data {HERE}.Dollars --model.net.sizes [10,2]", "", MATRICES),
     ],
-    ids=["only the loss", "text", "no images"],
+    ids=["only the loss", "no images"],
 )
 def test_what_is_not_drawn_is_said(train, tmp_path, capsys, flags, line, tags):
     train(ON, flags)
     assert [*picture_steps(tmp_path / "tiny" / "version_0")] == tags
     num = capsys.readouterr().out.count(f"none of predictions: {line}")
     assert num == bool(line)
-
-
-def test_images_of_two_channels_can_be_drawn():
-    shown = figures.displayable((torch.rand(2, 2, 5, 7) * 255).byte())
-    assert shown.shape == (2, 3, 5, 7)
-    assert 0 <= shown.min() < shown.max() <= 1
-
-
-class SeveralLoaders(SyntheticImages):
-    """Its hooks return loaders in any structure."""
-
-    kind = "list"
-
-    def loaders(self, first: Any) -> Any:
-        stock = DataLoader(TensorDataset(*self.splits["test"].values), batch_size=16)
-        return [first, stock] if self.kind == "list" else {"a": first, "b": stock}
-
-    def val_dataloader(self) -> Any:
-        return self.loaders(super().val_dataloader())
-
-    def test_dataloader(self) -> Any:
-        return self.loaders(super().test_dataloader())
-
-
-class AnyLoader(Classifier):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0):
-        super().validation_step(batch, batch_idx)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0):
-        super().test_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize("kind", ["list", "dict"])
-def test_several_loaders(train, tmp_path, capsys, monkeypatch, kind):
-    monkeypatch.setattr(SeveralLoaders, "kind", kind)
-    result = train(
-        ON,
-        f"--data {HERE}.SeveralLoaders --model {HERE}.AnyLoader --trainer.max_epochs 1",
-    )
-    assert result["test/num_samples"] == 150
-    out = capsys.readouterr().out
-    assert "Data: SeveralLoaders, 315 training samples" in out
-    tags = picture_steps(tmp_path / "tiny" / "version_0")
-    assert {"view/predictions/val", "view/confusion_matrix/test"} <= tags.keys()
