@@ -1,16 +1,13 @@
 """Modules, networks, metrics, callbacks, strategies and plugins of other packages."""
 
-import pickle
 from urllib.error import URLError
 
 import pytest
 import torch
 from lightning import LightningModule
-from lightning.pytorch.strategies import DDPStrategy
 from paths import TINY, Train, argv, script
 from plain import PlainData, PlainModule
 
-from lightbase.commands.train import make_extras
 from lightbase.config.spec import (
     CommandLine,
     RunSpec,
@@ -19,9 +16,7 @@ from lightbase.config.spec import (
     new_spec,
     validate,
 )
-from lightbase.model.monitor import Monitor
-from lightbase.run.fit import make_callbacks
-from lightbase.setup.build import build, fill_in
+from lightbase.setup.build import fill_in
 
 WATCHED = "--device_monitor=true --step_timer=true --figures_every_n_epochs=1"
 ON_TINY = f"--config {TINY}"
@@ -33,14 +28,6 @@ def spec_of(*args: str) -> RunSpec:
     fill_in(spec, FACTS)
     validate(spec, spec.config)
     return spec
-
-
-def test_the_callbacks_can_be_pickled(tmp_path):
-    """Each process of ddp_spawn gets a copy."""
-    spec, *_ = build(spec_of(*WATCHED.split()))
-    monitor = Monitor("val/acc", "max")
-    extras = make_extras(spec)
-    pickle.dumps(make_callbacks(spec, tmp_path, None, monitor, extras))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "googlenet"])
@@ -58,25 +45,11 @@ def test_a_network_by_its_name(train: Train):
     assert spec.config.model.init_args.net.dict_kwargs == {"num_classes": 4}
 
 
-def test_plugins_and_profilers_of_the_user(train: Train, tmp_path):
-    profiler = "--trainer.profiler lightning.pytorch.profilers.PassThroughProfiler"
-    train("--trainer.plugins TorchCheckpointIO", profiler)
-    assert (tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt").is_file()
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_the_profiler_of_pytorch(train: Train):
     """It adds hooks to the metrics of the module, which cannot be copied."""
     flags = "--trainer.profiler pytorch --model.per_class true"
     assert train(flags, "--trainer.max_steps 3")["steps"] == 3
-
-
-def test_a_strategy_by_its_class(monkeypatch, train: Train):
-    made = []
-    monkeypatch.setattr(DDPStrategy, "__init__", lambda *_: made.append(1) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train("--trainer.strategy", "lightning.pytorch.strategies.DDPStrategy")
-    assert made
 
 
 class Annotated(LightningModule):
