@@ -58,31 +58,20 @@ def test_a_run_learns_and_leaves_a_complete_folder(train, tmp_path):
     assert json.loads((folder / "metrics.json").read_text()) == result
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"best.ckpt", "last.ckpt"}
-    environment = (folder / "environment.txt").read_text()
-    for word in ("torch: ", "lightning: ", "python: ", "git commit: ", "processes: 1"):
-        assert word in environment
+    assert "git commit: " in (folder / "environment.txt").read_text()
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["data"]["init_args"]["num_train"] == 1000
     assert config["data"]["init_args"]["val_fraction"] == 0.1  # defaults too
-    assert config["seed_everything"] == 42
 
 
-def test_the_curves_have_points_on_log_steps_and_follow_from_the_seed(
+def test_the_same_seed_gives_the_same_run_and_another_seed_another_one(
     train, trained, tmp_path
 ):
-    folder, result = trained()
-    found = curves(folder)
-    for tag in ("train/loss", "train/acc", "lr"):
-        assert [step for step, _ in found[tag]] == sorted({*range(4, 38, 5), 18, 37})
-    for tag in ("val/loss", "val/acc"):
-        assert [step for step, _ in found[tag]] == [18, 37]
-    assert found["test/acc"] == [(38, pytest.approx(result["test/acc"]))]
-    assert found["lr"][0][1] == pytest.approx(0.01)
+    folder, _ = trained()
     train("--seed_everything 42")
     assert summary(tmp_path / "tiny/version_0") == summary(folder)
     train("--seed_everything 2")
     other = curves(tmp_path / "tiny/version_1")
-    assert other["train/loss"] != found["train/loss"]
+    assert other["train/loss"] != curves(folder)["train/loss"]
 
 
 def test_a_training_computes_what_a_plain_loop_does(trained: Trained) -> None:
@@ -135,16 +124,6 @@ def test_the_last_of_max_steps_is_validated(train, tmp_path):
     folder = tmp_path / "tiny" / "version_0"
     assert curves(folder)["val/acc"][-1][0] == 29
     assert checkpoint(folder, "best")["global_step"] == 30
-
-
-def test_evaluate_takes_the_last_checkpoint_where_there_is_no_best(
-    train, tmp_path, capsys
-):
-    train("--trainer.max_steps 10 --trainer.check_val_every_n_epoch 2")
-    capsys.readouterr()
-    place = ["--ckpt_path", "tiny", "--trainer.default_root_dir", str(tmp_path)]
-    assert script("evaluate").main(place)["test/num_samples"] == 75
-    assert "last.ckpt (there is no best.ckpt)" in capsys.readouterr().out
 
 
 def test_a_schedule_that_is_made_for_a_length_refuses_another_one(
@@ -298,8 +277,7 @@ def test_a_signal_before_the_training_ends_it_without_a_trace(
 
 @pytest.mark.linux
 def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
-    def stop(model: Any, *_: Any) -> None:
-        Path(model.trainer.log_dir).with_name("version_1").mkdir()  # a newer run
+    def stop(*_: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
