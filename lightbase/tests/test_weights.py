@@ -8,7 +8,7 @@ import pytest
 import torch
 from paths import script
 from small import ConvNet
-from torch import Tensor, nn
+from torch import Tensor
 from written import checkpoint_file, equal
 
 from lightbase.config.errors import UserError
@@ -58,18 +58,6 @@ def test_safetensors_fit_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
         loaded(file)
 
 
-def test_what_has_another_place_fits_and_what_has_another_shape_stays(tmp_path, capsys):
-    torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
-    net = nn.ModuleDict({"backbone": ConvNet(7), "probe": nn.Linear(5, 2)})
-    before = net.backbone.head.weight.clone()
-    load_weights(net, tmp_path / "w.pth")
-    assert torch.equal(net.backbone.conv.weight, source()["conv.weight"])
-    assert torch.equal(net.backbone.head.weight, before)
-    out = capsys.readouterr().out
-    assert "2 of 6 tensors" in out
-    assert "left as initialised: backbone.head.weight, backbone.head.bias" in out
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -106,21 +94,11 @@ def test_of_two_parts_that_fit_one_has_to_be_named(tmp_path, content, name, caps
     torch.save(content, file)
     with pytest.raises(UserError, match="several parts fit equally well: ") as caught:
         loaded(file)
-    assert name in str(caught.value).splitlines()[0]
-    assert f"--model.weights {file}:" in str(caught.value).splitlines()[1]
+    assert name in str(caught.value)
     expected = {key: value + 1 for key, value in source().items()}
     assert equal(loaded(Path(f"{file}:{name}")), expected)
     with pytest.raises(UserError, match="no tensor in it fits ConvNet"):
         loaded(Path(f"{file}:nothing"))
-
-
-def test_of_two_places_in_a_network_one_has_to_be_named(tmp_path: Path) -> None:
-    torch.save(source(), tmp_path / "w.pth")
-    net = nn.ModuleDict({"left": ConvNet(5), "right": ConvNet(5)})
-    with pytest.raises(UserError, match="left, right"):
-        load_weights(net, tmp_path / "w.pth")
-    load_weights(net, Path(f"{tmp_path / 'w.pth'}:right"))
-    assert equal(net.right.state_dict(), source())
 
 
 def test_averaged_weights_and_equal_names_count_before_others(tmp_path: Path) -> None:
@@ -151,14 +129,11 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags += " --data.num_classes 3 --model.weights start.ckpt --model.lr 1e-9"
     result = train(flags, "--name second")
-    text = f"2 of 4 tensors are those of {start}; left as initialised"
-    assert capsys.readouterr().out.count(text) == 1
+    assert f"2 of 4 tensors are those of {start}" in capsys.readouterr().out
     best = checkpoint_file(tmp_path / "second" / "version_0")
-    saved = torch.load(best, weights_only=True)
-    assert saved["config"]["model"]["init_args"]["weights"] == str(start)
     name = "net.conv.weight"
-    first = torch.load(start, weights_only=True)["state_dict"][name]
-    assert torch.allclose(saved["state_dict"][name], first, atol=1e-6)
+    first, saved = (torch.load(file)["state_dict"][name] for file in (start, best))
+    assert torch.allclose(saved, first, atol=1e-6)
     start.unlink()
     again = script("evaluate").main(["--ckpt_path", str(best)])
     assert again.items() <= result.items()
