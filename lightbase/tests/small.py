@@ -7,7 +7,6 @@ import torch
 from example.data.synthetic import SyntheticImages
 from torch import Tensor, nn
 
-from lightbase.config.errors import UserError
 from lightbase.data.module import BaseDataModule
 from lightbase.data.tensors import Batch
 
@@ -45,10 +44,6 @@ class Points(BaseDataModule):
         num = {"train": 100, "test": 30}[split]
         targets = torch.randint(2, (num,), generator=generator)
         return torch.randn(num, 10, generator=generator) + targets[:, None], targets
-
-    def prepare_data(self) -> None:
-        if (self.data_dir / "damaged").exists():
-            raise UserError(f"{self.data_dir / 'damaged'} is damaged")
 
 
 class Numbers(BaseDataModule):

@@ -12,12 +12,7 @@ from typing import Any
 import gpu_counts
 import programs
 import pytest
-import torch
 from paths import Train, fails
-from torch import nn
-
-from lightbase.data.tensors import tensors_in
-from lightbase.run.checkpoint import AtomicCheckpointIO
 
 pytestmark = pytest.mark.gpu
 REPO = Path(gpu_counts.SCRIPT).parents[1]
@@ -95,35 +90,6 @@ def test_only_a_log_step_waits_once_and_the_table_is_what_is_counted(
         PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
     missing = [line for line in rows if line not in table]
     assert not missing, f"docs/{PAGE.name} has other counts: {REWRITE}"
-
-
-def saved(path: Path, device: str, is_tied: bool) -> dict[str, Any]:
-    """A checkpoint of a network after a step, read without telling where to."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 4, False))
-    if is_tied:
-        net.append(nn.Linear(4, 4, False))
-        net[3].weight = net[2].weight
-    net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(net.parameters(), fused=True)
-    net(torch.ones(1, 3, 2, 2, device=device)).sum().backward()
-    optimizer.step()
-    states = [optimizer.state_dict()]
-    content = {"state_dict": net.state_dict(), "optimizer_states": states}
-    AtomicCheckpointIO().save_checkpoint(content, path)
-    return torch.load(path, "cpu" if is_tied else None)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_a_checkpoint_of_a_gpu_is_that_of_a_cpu(tmp_path, is_tied):
-    one, other = (saved(tmp_path / x, x, is_tied) for x in ("cuda", "cpu"))
-    net = one["state_dict"]
-    assert net._metadata == other["state_dict"]._metadata
-    for a, b in zip(tensors_in(one), tensors_in(other), strict=True):
-        assert (a.device.type, a.dtype, a.stride()) == ("cpu", b.dtype, b.stride())
-        torch.testing.assert_close(a, b)
-    different = {tensor.data_ptr() for tensor in net.values()}
-    assert len(different) == len(net) - is_tied
 
 
 def test_an_infinite_loss_ends_a_run_on_a_gpu(

@@ -27,6 +27,5 @@ def test_predictions_and_targets_are_compared_one_by_one(shape) -> None:
     model = Regressor(net)
     expected = (net(x).view(shape) - y).square().mean()
     assert model.training_step((x, y), 0).item() == pytest.approx(expected.item())
-    assert model.validation_step((x, y), 0).shape == y.shape
     with pytest.raises(UserError):
         Regressor(MLP([5, 3])).training_step((x, y), 0)

@@ -3,10 +3,8 @@ only watches."""
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from paths import TINY, Train, fails, script
 from torch import Tensor, nn
 from written import checkpoint, checkpoint_file, curves, equal, weights
@@ -18,27 +16,16 @@ def files_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def config(folder: Path) -> dict[str, Any]:
-    return yaml.safe_load((folder / "config.yaml").read_text())
-
-
 def test_a_resume_goes_on_with_the_flags_of_the_first_start(
-    train: Train, tmp_path: Path, capsys
+    train: Train, tmp_path: Path
 ) -> None:
     flags = "--model.lr 0.03 --model.net.activation tanh --data.batch_size 8"
     train(flags, "--trainer.max_epochs 3 --name whole")
     train(flags, "--trainer.max_epochs 2")
     folder = tmp_path / "tiny" / "version_0"
-    capsys.readouterr()
     # the checkpoint alone is enough
     main(["--ckpt_path", f"{folder}/checkpoints/last.ckpt", "--trainer.max_epochs=3"])
-    assert "No --config given" not in capsys.readouterr().out
     assert equal(weights(folder), weights(tmp_path / "whole" / "version_0"))
-    for found in (config(folder), checkpoint(folder)["config"]):
-        assert found["model"]["init_args"]["lr"] == 0.03
-        assert found["trainer"]["max_epochs"] == 3
-    hparams = yaml.safe_load((folder / "hparams.yaml").read_text())
-    assert hparams["trainer.max_epochs"] == 3
     train("--name", "again", config=str(folder / "config.yaml"))
     assert equal(weights(folder), weights(tmp_path / "again" / "version_0"))
 
@@ -50,22 +37,9 @@ def test_a_config_file_does_not_count_and_flags_do(train, tmp_path, capsys):
     train("--trainer.max_epochs", 1, config=str(file))
     file.write_text(text.replace("lr: 0.01", "lr: 0.5"))
     train("--ckpt_path", "last", "--trainer.max_epochs", 2, config=str(file))
-    out = capsys.readouterr().out
-    assert "Resume: config files do not count" in out
-    assert "Resume: trainer.max_epochs 2, before 1" in out
+    assert "Resume: config files do not count" in capsys.readouterr().out
     saved = checkpoint(tmp_path / "tiny" / "version_0")["config"]
     assert saved["model"]["init_args"]["lr"] == 0.01
-
-
-def test_the_lines_of_a_resume_name_what_does_not_count_and_the_way_out(
-    train, tmp_path, capsys
-):
-    train("--trainer.max_epochs 3")
-    capsys.readouterr()
-    train("--ckpt_path last --trainer.max_epochs 3")  # tiny.yaml says 2
-    assert "stays" not in capsys.readouterr().out
-    error = fails(capsys, 2, lambda: train("--ckpt_path last --trainer.max_epochs 2"))
-    assert "has 3 epochs behind it\ngive --trainer.max_epochs more than 3" in error
 
 
 @pytest.mark.parametrize(
@@ -127,17 +101,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert f"{newest} was stopped before its first checkpoint" in out
     assert equal(weights(newest), expected)
     assert curves(newest) == points, "each point once"
-    (newest / "checkpoints" / "last.ckpt").unlink()
-    # a run that has ended is not one to start again
-    error = fails(capsys, 1, lambda: train("--ckpt_path", "last"))
-    assert f"{newest} has no last.ckpt" in error
-
-
-def test_best_is_that_of_the_newest_run(train, capsys):
-    train()
-    train("--trainer.enable_checkpointing", "false")
-    error = fails(capsys, 1, lambda: train("--ckpt_path", "best"))
-    assert "version_1 has no best.ckpt" in error
 
 
 def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):

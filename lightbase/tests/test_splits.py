@@ -1,20 +1,18 @@
 """Validation sets, folds and test parts by classes and by groups."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attached import attach
-from given import Given, OwnSplits
+from given import Given
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightbase.config.errors import UserError
 from lightbase.data.module import BaseDataModule
 from lightbase.data.splits import Fold, fold_indices, part_indices
-from lightbase.watch.dry_run import load_data
 
 SIZES = [3, 40, 7, 1, 12, 25, 9, 9, 30, 2, 5, 17, 11, 20, 6, 3, 14, 8, 4, 24]
 PATIENTS = np.repeat(np.arange(20), SIZES)  # 250 samples
@@ -56,12 +54,10 @@ def check_apart(splits: dict[str, set[int]]) -> None:
 
 def test_no_group_is_on_two_sides() -> None:
     check_apart(patients(attach(Grouped())))
-    tested = []
-    for i in range(4):
-        data = attach(Grouped(num_folds=4, fold=i))
-        check_apart(patients(data))
-        tested.append(patients(data)["test"])
-    check_apart(dict(enumerate(tested)))  # type: ignore[arg-type]
+    folds = [patients(attach(Grouped(num_folds=4, fold=i))) for i in range(4)]
+    for fold in folds:
+        check_apart(fold)
+    check_apart({str(i): fold["test"] for i, fold in enumerate(folds)})
     data = attach(OneFile(val_split="grouped"))
     data.setup("test")
     check_apart(patients(data))
@@ -71,16 +67,15 @@ def test_no_group_is_on_two_sides() -> None:
     assert abs(len(data.splits["val"]) - 19) <= 3
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_parts_are_whole_groups_and_near_their_share(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 60, rng.integers(6, 40))
     groups = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     classes = torch.arange(len(groups)) % 2
-    for share in (0.1, 0.2, 0.35, 0.5):
+    for share in (0.1, 0.35):
         part = part_indices("grouped", share, seed, classes, groups)
         assert {*groups[part]}.isdisjoint(np.delete(groups, part))
-        assert 0 < len(part) < len(groups)
         assert abs(len(part) - share * len(groups)) <= max(sizes)
     folds = [
         fold_indices("grouped", Fold(i, 5, seed), classes, groups) for i in range(5)
@@ -89,12 +84,11 @@ def test_parts_are_whole_groups_and_near_their_share(seed: int) -> None:
     assert sum(len({*groups[fold]}) for fold in folds) == len(sizes)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
-def test_each_class_has_its_share_within_one_sample(share: float) -> None:
+def test_each_class_has_its_share_within_one_sample() -> None:
+    share = 0.25
     labels = torch.tensor([0] * 901 + [5] * 73 + [2] * 40 + [3] * 2)
-    val = attach(
-        Given((torch.arange(1016), labels), val_fraction=share, val_split="stratified")
-    ).splits["val"]
+    options = {"val_fraction": share, "val_split": "stratified"}
+    val = attach(Given((torch.arange(1016), labels), **options)).splits["val"]
     for label in (0, 2, 3, 5):
         exact = share * int((labels == label).sum())
         assert abs(int((val.targets == label).sum()) - exact) <= 1
@@ -110,18 +104,9 @@ def test_a_split_follows_from_its_seed() -> None:
         assert not torch.equal(first, other)
 
 
-class Unlabelled(Dataset[Any]):
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(3), 0
-
-
 X = torch.zeros(50, 3)
 RARE = torch.tensor([0] * 49 + [1])
 WRONG: list[Any] = [
-    (Unlabelled(), {"val_split": "stratified"}, "classes of the samples are unknown"),
     ((X, X), {"val_split": "stratified"}, "classes of the samples are unknown"),
     ((X, RARE), {"val_split": "grouped"}, r"shape \(\)\nwrite Given.groups\(split\)"),
 ]
@@ -140,51 +125,6 @@ def test_groups_that_do_not_fit_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(Grouped, "groups", lambda *_: PATIENTS[:-1])
     with pytest.raises(UserError, match="shape"):
         attach(Grouped())
-
-
-def test_the_start_names_sizes_and_groups(capsys) -> None:
-    load_data(OneFile(val_split="grouped", num_folds=4, fold=1), with_test=True)
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.count(" groups)") == 3
-    load_data(Grouped(val_split="random"), with_test=True)
-    line = capsys.readouterr().out.splitlines()[0]
-    assert "Grouped, 200 training, 50 validation, 20 test samples of 3" in line
-    options: Any = {"own_splits": ("train", "val"), "val_split": "stratified"}
-    attach(OwnSplits(**options))
-    assert "stratified chooses no validation samples" in capsys.readouterr().out
-
-
-def test_another_split_than_in_the_checkpoint_is_said(capsys) -> None:
-    trained = attach(OneFile(val_split="stratified"))
-    state = trained.state_dict()
-    older = {key: x for key, x in state.items() if key != "fingerprints"}
-    for kind, saved, says in (
-        ("stratified", state, False),
-        ("random", state, True),
-        ("random", older, False),
-    ):
-        for stage in ("test", "validate", "fit"):
-            data = OneFile(val_split=kind)
-            data.load_state_dict(saved)
-            capsys.readouterr()
-            if says and stage == "fit":
-                with pytest.raises(UserError, match=r"has other .* samples than in"):
-                    data.setup(stage)
-                continue
-            data.setup(stage)
-            is_said = "Warning: OneFile has other" in capsys.readouterr().out
-            assert is_said == (says and stage == "validate")
-
-
-def test_a_changed_test_part_is_said(capsys, monkeypatch) -> None:
-    trained = attach(OneFile(val_split="grouped"))
-    trained.setup("test")
-    state = trained.state_dict()
-    monkeypatch.setattr(f"{__name__}.PATIENTS", PATIENTS[::-1].copy())
-    data = OneFile(val_split="grouped")
-    data.load_state_dict(state)
-    data.setup("test")
-    assert "Warning: OneFile has other test samples" in capsys.readouterr().out
 
 
 class Attributes(Dataset[Any]):
@@ -213,16 +153,9 @@ def files(root: str, order: Tensor) -> list[Any]:
 
 
 KINDS: dict[str, Any] = {
-    "arrays": lambda order, root: (ROWS[order], LABELLED),
     "targets": lambda order, root: (ROWS, LABELLED[order]),
-    "bytes": lambda order, root: (ROWS.abs().byte().numpy()[order], ROWS),
     "dict": lambda order, root: {"x": [ROWS[order]], "y": LABELLED},
-    "single": lambda order, root: ROWS[order],
     "files": lambda order, root: Attributes(ROWS, samples=files(root, order)),
-    "paths": lambda order, root: Attributes(
-        ROWS, files=[Path(name) for name, _ in files(root, order)]
-    ),
-    "of Dataset": lambda order, root: Attributes(ROWS, targets=LABELLED[order]),
     "read": lambda order, root: Attributes(ROWS[order]),
     "Subset": lambda order, root: Subset(
         Attributes(ROWS, targets=LABELLED), order.tolist()
@@ -262,10 +195,11 @@ def test_another_test_set_is_said_and_does_not_stop_a_resume(capsys) -> None:
     state = attach(Given((ROWS, LABELLED)), "test").state_dict()
     data = Given((ROWS, LABELLED), (ROWS[:9], LABELLED[:9]))
     data.load_state_dict(state)
-    for stage, says in (("fit", False), ("test", True), ("fit", False)):
-        data.setup(stage)
-        out = capsys.readouterr().out
-        assert ("Given has other test samples than in the training" in out) == says
+    data.setup("fit")
+    assert "other test samples" not in capsys.readouterr().out
+    data.setup("test")
+    assert "Given has other test samples than in the" in capsys.readouterr().out
+    data.setup("fit")
 
 
 def test_samples_that_are_random_are_not_compared() -> None:

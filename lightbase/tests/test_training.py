@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 import yaml
@@ -18,13 +19,6 @@ from example.models.mlp import MLP
 from lightning import Callback, LightningDataModule, seed_everything
 from paths import HERE, TINY, Train, Trained, fails, script
 from stops import Interrupt, InterruptedRunError, Terminate
-from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
-from tensorboard.backend.event_processing.plugin_event_multiplexer import (
-    EventMultiplexer,
-)
-from tensorboard.context import RequestContext
-from tensorboard.plugins.base_plugin import TBContext
-from tensorboard.plugins.hparams import backend_context
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from written import checkpoint, checkpoint_file, curves, equal, weights
@@ -33,6 +27,7 @@ from lightbase.data.loader import ResumableLoader
 from lightbase.data.sampler import EpochBatchSampler
 
 THREE_EPOCHS = "--trainer.max_epochs 3"
+ACCUMULATED = "--trainer.accumulate_grad_batches 3"
 STEP_LR = "--model.scheduler StepLR --model.scheduler_args.step_size 1"
 
 
@@ -63,31 +58,20 @@ def test_a_run_learns_and_leaves_a_complete_folder(train, tmp_path):
     assert json.loads((folder / "metrics.json").read_text()) == result
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"best.ckpt", "last.ckpt"}
-    environment = (folder / "environment.txt").read_text()
-    for word in ("torch: ", "lightning: ", "python: ", "git commit: ", "processes: 1"):
-        assert word in environment
+    assert "git commit: " in (folder / "environment.txt").read_text()
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["data"]["init_args"]["num_train"] == 1000
     assert config["data"]["init_args"]["val_fraction"] == 0.1  # defaults too
-    assert config["seed_everything"] == 42
 
 
-def test_the_curves_have_points_on_log_steps_and_follow_from_the_seed(
+def test_the_same_seed_gives_the_same_run_and_another_seed_another_one(
     train, trained, tmp_path
 ):
-    folder, result = trained()
-    found = curves(folder)
-    for tag in ("train/loss", "train/acc", "lr"):
-        assert [step for step, _ in found[tag]] == sorted({*range(4, 38, 5), 18, 37})
-    for tag in ("val/loss", "val/acc"):
-        assert [step for step, _ in found[tag]] == [18, 37]
-    assert found["test/acc"] == [(38, pytest.approx(result["test/acc"]))]
-    assert found["lr"][0][1] == pytest.approx(0.01)
+    folder, _ = trained()
     train("--seed_everything 42")
     assert summary(tmp_path / "tiny/version_0") == summary(folder)
     train("--seed_everything 2")
     other = curves(tmp_path / "tiny/version_1")
-    assert other["train/loss"] != found["train/loss"]
+    assert other["train/loss"] != curves(folder)["train/loss"]
 
 
 def test_a_training_computes_what_a_plain_loop_does(trained: Trained) -> None:
@@ -111,34 +95,10 @@ def test_a_training_computes_what_a_plain_loop_does(trained: Trained) -> None:
         assert found["train/acc"][step] == (step, pytest.approx(acc.item()))
 
 
-def test_the_hparams_tab_opens_on_what_differs_between_runs(
-    train: Train, tmp_path: Path
-) -> None:
-    for flags in ("--model.lr 0.02", "--data.batch_size 32 --seed_everything 7"):
-        train("--trainer.max_epochs 1", flags)
-    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
-    provider = MultiplexerDataProvider(runs, str(tmp_path))
-    tab = backend_context.Context(TBContext(data_provider=provider))
-    experiment = tab.experiment_from_metadata(
-        RequestContext(), "", True, tab.hparams_metadata(RequestContext(), ""), []
-    )
-    names = [info.name for info in experiment.hparam_infos]
-    assert names[:3] == ["data.batch_size", "model.lr", "seed"]
-    tags = [info.name.tag for info in experiment.metric_infos]
-    assert tags[:5] == [
-        "train/acc",
-        "train/loss",
-        "val/acc",
-        "val/loss",
-        "view/test/acc",
-    ]
-
-
 @pytest.mark.parametrize(
     ("first", "longer"),
     [
         ("--trainer.max_epochs 1", "--trainer.max_epochs 2"),
-        ("--trainer.max_steps 5", "--trainer.max_steps 57"),
         ("--trainer.max_steps 19", "--trainer.max_steps -1"),
         ("--trainer.max_steps 30", "--trainer.max_steps -1"),
     ],
@@ -159,38 +119,21 @@ def test_a_finished_run_goes_on_for_longer_where_it_was(
     assert equal(weights(tmp_path / "tiny/version_0"), weights(whole))
 
 
-@pytest.mark.parametrize(
-    ("flags", "step"), [("--trainer.max_steps 10", 9), ("--trainer.max_steps 30", 29)]
-)
-def test_the_last_of_max_steps_is_validated(train, tmp_path, flags, step):
-    train(flags)
+def test_the_last_of_max_steps_is_validated(train, tmp_path):
+    train("--trainer.max_steps 30")
     folder = tmp_path / "tiny" / "version_0"
-    assert curves(folder)["val/acc"][-1][0] == step
-    assert checkpoint(folder, "best")["global_step"] == step + 1
+    assert curves(folder)["val/acc"][-1][0] == 29
+    assert checkpoint(folder, "best")["global_step"] == 30
 
 
-def test_a_run_that_ends_in_its_first_epoch_says_what_it_leaves_out(
+def test_a_schedule_that_is_made_for_a_length_refuses_another_one(
     train, tmp_path, capsys
 ):
-    flags = "--trainer.max_steps 10 --model.scheduler ConstantLR"
-    train(flags, "--trainer.check_val_every_n_epoch 2")
-    out = capsys.readouterr().out
-    place = ["--ckpt_path", "tiny", "--trainer.default_root_dir", str(tmp_path)]
-    assert script("evaluate").main(place)["test/num_samples"] == 75
-    out = capsys.readouterr().out
-    assert out.count("last.ckpt (there is no best.ckpt)") == 1
-
-
-@pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "WarmupCosineLR"])
-def test_a_schedule_that_is_made_for_a_length_refuses_another_one(
-    train, tmp_path, capsys, name
-):
-    flags = f"--model.scheduler {name} --trainer.max_epochs"
+    flags = "--model.scheduler OneCycleLR --trainer.max_epochs"
     train(flags, 1)
     before = contents(tmp_path)
     error = fails(capsys, 2, lambda: train(flags, 3, "--ckpt_path last"))
-    assert f"model.scheduler {name} is made for" in error
-    assert "--model.weights" in error
+    assert "model.scheduler OneCycleLR is made for" in error
     assert contents(tmp_path) == before
 
 
@@ -232,18 +175,12 @@ class OurLoader(LightningDataModule):
         return DataLoader(Shaken(), batch_size=10)
 
 
-def test_loaders_that_resume_cause_no_line(train, capsys) -> None:
-    train("--data test_training.OurLoader --trainer.max_epochs 1")
-    assert "has its own DataLoaders" not in capsys.readouterr().out
-
-
 RESUMES = [
     "--data.num_workers 2 --model.scheduler FinalDecayLR "
-    "--model.scheduler_interval step",
-    "--model.scheduler ReduceLROnPlateau --model.scheduler_args.patience 0",
-    f"--trainer.accumulate_grad_batches 3 {STEP_LR}",
+    f"--model.scheduler_interval step {ACCUMULATED}",
+    "--model.scheduler ReduceLROnPlateau --model.scheduler_args.patience 0 "
     "--trainer.val_check_interval 0.3",
-    "--trainer.check_val_every_n_epoch 2",
+    f"--trainer.check_val_every_n_epoch 2 {ACCUMULATED} {STEP_LR}",
     "--trainer.limit_val_batches 0",
 ]
 
@@ -272,15 +209,13 @@ def test_a_resumed_run_ends_with_the_weights_and_curves_of_an_uninterrupted_one(
     assert resumed | {"train_seconds": 0} == expected | {"train_seconds": 0}
 
 
-SAVING = "Stopping when the state is saved; a second Ctrl-C ends at once"
 SIGNALS = [
-    (THREE_EPOCHS, 0, "SIGINT", 20),
     # after the last batch of an epoch, the checkpoint of the epoch has the state
     (THREE_EPOCHS, 18, "SIGTERM", 38),
     # a validation follows: it stops after the next step
     (f"{THREE_EPOCHS} --trainer.val_check_interval 4", 7, "SIGTERM", 28),
     # one batch in each epoch
-    (f"{THREE_EPOCHS} --trainer.limit_train_batches 1", 0, "SIGTERM", 2),
+    (f"{THREE_EPOCHS} --trainer.limit_train_batches 1", 0, "SIGINT", 2),
     # 19 batches are 5 steps; 8 batches 2
     ("--trainer.accumulate_grad_batches 4", 5, "SIGTERM", 7),
     (
@@ -296,9 +231,8 @@ SIGNALS = [
     ("flags", "at_batch", "name", "num_steps"),
     [
         (THREE_EPOCHS, 7, "SIGTERM", 27),
-        (THREE_EPOCHS, 7, "SIGHUP", 27),
         # after the last batch come a validation, and no test
-        ("--trainer.max_epochs 2", 18, "SIGTERM", 38),
+        ("--trainer.max_epochs 2", 18, "SIGHUP", 38),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SIGNALS),
     ],
 )
@@ -343,8 +277,7 @@ def test_a_signal_before_the_training_ends_it_without_a_trace(
 
 @pytest.mark.linux
 def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
-    def stop(model: Any, *_: Any) -> None:
-        Path(model.trainer.log_dir).with_name("version_1").mkdir()  # a newer run
+    def stop(*_: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
@@ -357,39 +290,38 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
 
 
 class Sleep(Callback):
-    """Sleeps for a minute in the second step."""
+    """Sleeps in the third step."""
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == 2:
-            print("sleeping", flush=True)
-            time.sleep(60)
-
-
-class SleepShortly(Callback):
-    """Sleeps for a second in the third step."""
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 3:
             print("sleeping", flush=True)
-            time.sleep(1)
+            time.sleep(self.seconds)
 
 
-def begin(tmp_path: Path, *flags: str) -> Any:
-    """Start train.py on tiny.yaml in a new process. Return a subprocess.Popen."""
-    command = [sys.executable, "scripts/train.py", "--config", TINY, *flags]
+def begin(tmp_path: Path, flags: str) -> Any:
+    """Start train.py on tiny.yaml in a new process, in a session of its own."""
+    command = [sys.executable, "scripts/train.py", "--config", TINY, *flags.split()]
     command += ["--trainer.default_root_dir", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=HERE, env=environment, **pipes)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return programs.start(
+        command, cwd=HERE, env=environment, start_new_session=True, **pipes
+    )
+
+
+SLEEP = "--trainer.callbacks test_training.Sleep --trainer.callbacks.seconds"
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    with begin(tmp_path, "--trainer.callbacks", "test_training.Sleep") as process:
+    with begin(tmp_path, f"{SLEEP} 60") as process:
         assert "sleeping\n" in process.stdout
         process.send_signal(signal.SIGINT)
-        assert process.stderr.readline() == f"{SAVING}\n"
+        assert "a second Ctrl-C ends at once" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(5) == -signal.SIGINT
         assert not process.stderr.read()
@@ -398,14 +330,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.linux
 def test_sigterm_to_all_processes_of_a_command_keeps_the_state(tmp_path: Path) -> None:
-    flags = "--data.num_workers 2 --trainer.callbacks test_training.SleepShortly"
-    command = ["timeout", "60", sys.executable, "scripts/train.py", "--config", TINY]
-    command += [*flags.split(), "--trainer.default_root_dir", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(HERE)}
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=HERE, env=environment, **pipes) as process:
+    with begin(tmp_path, f"--data.num_workers 2 {SLEEP} 1") as process:
         assert "sleeping\n" in process.stdout
-        process.terminate()  # `timeout` sends it to its whole process group
+        os.killpg(process.pid, signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
     assert errors.startswith("Stopped by SIGTERM; to continue:\n")
@@ -415,7 +342,7 @@ def test_sigterm_to_all_processes_of_a_command_keeps_the_state(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_training_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
-    with begin(tmp_path, "--trainer.enable_progress_bar", "true") as process:
+    with begin(tmp_path, "--trainer.enable_progress_bar true") as process:
         assert process.stdout.readline()
         process.stdout.close()  # train.py | head -1
         assert not process.stderr.read()
@@ -437,12 +364,12 @@ def test_a_new_run_from_the_middle_of_an_epoch_is_exact_too(train, trained, tmp_
 
 @pytest.mark.slow
 def test_a_moved_run_keeps_its_best_checkpoint(train: Train, tmp_path: Path) -> None:
-    train("--trainer.max_epochs 3")
+    train("--trainer.max_epochs 2")
     (tmp_path / "tiny").rename(tmp_path / "moved")
     folder = tmp_path / "moved/version_0"
     best = checkpoint(folder, "best")["epoch"]
-    train("--name moved --ckpt_path last --trainer.max_epochs 5")
-    assert checkpoint(folder, "best")["epoch"] in range(best, 5)
+    train("--name moved --ckpt_path last --trainer.max_epochs 3")
+    assert checkpoint(folder, "best")["epoch"] in range(best, 3)
     state = checkpoint(folder)["callbacks"]["RunCheckpoint/best"]
     assert state["best_model_path"] == str(checkpoint_file(folder))
 
@@ -461,22 +388,19 @@ def test_patience_stops_a_run_that_gets_no_better(train: Train) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        "--trainer.enable_checkpointing false",
+        "--trainer.enable_checkpointing false --trainer.log_every_n_steps 0",
         "--trainer.logger false",
-        "--trainer.limit_val_batches 0",
+        "--trainer.limit_val_batches 0 --trainer.precision bf16-mixed",
         "--trainer.overfit_batches 1 --trainer.log_every_n_steps 1",
-        "--trainer.precision bf16-mixed",
-        "--model.criterion torch.nn.CrossEntropyLoss "
-        "--model.criterion.label_smoothing 0.1",
+        "--data.val_fraction 0 --trainer.val_check_interval 5",
         "--model.optimizer LBFGS --trainer.limit_train_batches 5",
-        "--data.num_workers 2",
-        "--trainer.callbacks lightning.pytorch.callbacks.LearningRateMonitor",
     ],
 )
 def test_flags_work_through_to_the_end(
     train: Train, tmp_path: Path, flags: str
 ) -> None:
-    result = train("--trainer.max_epochs 1", flags)
+    watched = "--figures_every_n_epochs 1 --step_timer true --device_monitor true"
+    result = train("--trainer.max_epochs 1", watched, flags)
     folder = tmp_path / "tiny/version_0"
     assert result["test/num_samples"] == 75
     assert (folder / "metrics.json").exists()

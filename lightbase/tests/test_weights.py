@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from paths import script, time_limit
+from paths import script
 from small import ConvNet
-from torch import Tensor, nn
+from torch import Tensor
 from written import checkpoint_file, equal
 
 from lightbase.config.errors import UserError
-from lightbase.model.transfer import fitting, load_weights
+from lightbase.model.transfer import load_weights
 
 
 def source(prefix: str = "") -> dict[str, Tensor]:
@@ -34,12 +34,11 @@ MOMENTS = {"state": {0: {"exp_avg": torch.ones(4)}}}
 @pytest.mark.parametrize(
     "content",
     [
-        source(),
         {"epoch": 3, "model": source(), "optimizer": MOMENTS},
         {"state_dict": COMPILED},
         {"teacher": {"head.bias": torch.zeros(5)}, "student": source("backbone.")},
     ],
-    ids=["plain", "model", "compiled", "backbone"],
+    ids=["model", "compiled", "backbone"],
 )
 def test_the_usual_files_fit(tmp_path, content, capsys):
     file = tmp_path / "w.pth"
@@ -49,36 +48,20 @@ def test_the_usual_files_fit(tmp_path, content, capsys):
     assert line in capsys.readouterr().out
 
 
-def test_safetensors_fit(tmp_path: Path) -> None:
+def test_safetensors_fit_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
-    safetensors.save_file(source(), tmp_path / "w.safetensors")
-    assert equal(loaded(tmp_path / "w.safetensors"), source())
-
-
-def test_what_has_another_place_fits_and_what_has_another_shape_stays(tmp_path, capsys):
-    torch.save(source() | {"extra": torch.ones(1)}, tmp_path / "w.pth")
-    net = nn.ModuleDict({"backbone": ConvNet(7), "probe": nn.Linear(5, 2)})
-    before = net.backbone.head.weight.clone()
-    load_weights(net, tmp_path / "w.pth")
-    assert torch.equal(net.backbone.conv.weight, source()["conv.weight"])
-    assert torch.equal(net.backbone.head.weight, before)
-    out = capsys.readouterr().out
-    assert "2 of 6 tensors" in out
-    assert "left as initialised: backbone.head.weight, backbone.head.bias" in out
-
-
-def test_a_damaged_file_of_safetensors_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors.torch")
-    (tmp_path / "w.safetensors").write_bytes(b"cut")
+    file = tmp_path / "w.safetensors"
+    safetensors.save_file(source(), file)
+    assert equal(loaded(file), source())
+    file.write_bytes(b"cut")
     with pytest.raises(UserError, match=r"w.safetensors cannot be read"):
-        loaded(tmp_path / "w.safetensors")
+        loaded(file)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (ConvNet(), "not safe to load"),
-        ([1, 2], "no tensors by name"),
         ({"stem": torch.ones(9, 9), "num": torch.tensor(1)}, "no tensor in it fits"),
     ],
 )
@@ -103,8 +86,6 @@ def flat(tables: dict[str, Any]) -> dict[str, Tensor]:
     ("content", "name"),
     [
         (two("ema_model", "model"), "model"),
-        (flat(two("encoder_k", "encoder_q")), "encoder_q"),
-        ({"state_dict": flat(two("student", "teacher"))}, "state_dict.teacher"),
         ({"model": flat(two("a.net", "b.net"))}, "model.b.net"),
     ],
 )
@@ -113,21 +94,11 @@ def test_of_two_parts_that_fit_one_has_to_be_named(tmp_path, content, name, caps
     torch.save(content, file)
     with pytest.raises(UserError, match="several parts fit equally well: ") as caught:
         loaded(file)
-    assert name in str(caught.value).splitlines()[0]
-    assert f"--model.weights {file}:" in str(caught.value).splitlines()[1]
+    assert name in str(caught.value)
     expected = {key: value + 1 for key, value in source().items()}
     assert equal(loaded(Path(f"{file}:{name}")), expected)
     with pytest.raises(UserError, match="no tensor in it fits ConvNet"):
         loaded(Path(f"{file}:nothing"))
-
-
-def test_of_two_places_in_a_network_one_has_to_be_named(tmp_path: Path) -> None:
-    torch.save(source(), tmp_path / "w.pth")
-    net = nn.ModuleDict({"left": ConvNet(5), "right": ConvNet(5)})
-    with pytest.raises(UserError, match="left, right"):
-        load_weights(net, tmp_path / "w.pth")
-    load_weights(net, Path(f"{tmp_path / 'w.pth'}:right"))
-    assert equal(net.right.state_dict(), source())
 
 
 def test_averaged_weights_and_equal_names_count_before_others(tmp_path: Path) -> None:
@@ -140,28 +111,12 @@ def test_averaged_weights_and_equal_names_count_before_others(tmp_path: Path) ->
         assert equal(loaded(tmp_path / "w.pth"), source())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: (x * 100).to(torch.int8),
-        lambda x: x > 0,
-        lambda x: x.to(torch.int64),
-    ],
-)
-def test_values_that_cannot_be_weights_are_refused(tmp_path, change):
-    content = source() | {"head.weight": change(source()["head.weight"])}
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
+def test_values_that_cannot_be_weights_are_refused(tmp_path, dtype):
+    content = source() | {"head.weight": torch.ones(5, 4).to(dtype)}
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"head\.weight is torch"):
         loaded(tmp_path / "w.pth")
-
-
-def test_the_time_for_many_tensors_grows_with_their_number() -> None:
-    names = [f"blocks.{i}.weight" for i in range(20_000)]
-    state = {name: torch.ones(1) for name in names}
-    table = {f"model.{name}": torch.ones(1) for name in names}
-    with time_limit(20):
-        (part,) = fitting(state, table).values()
-    assert part.keys() == state.keys()
 
 
 def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
@@ -174,14 +129,11 @@ def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags += " --data.num_classes 3 --model.weights start.ckpt --model.lr 1e-9"
     result = train(flags, "--name second")
-    text = f"2 of 4 tensors are those of {start}; left as initialised"
-    assert capsys.readouterr().out.count(text) == 1
+    assert f"2 of 4 tensors are those of {start}" in capsys.readouterr().out
     best = checkpoint_file(tmp_path / "second" / "version_0")
-    saved = torch.load(best, weights_only=True)
-    assert saved["config"]["model"]["init_args"]["weights"] == str(start)
     name = "net.conv.weight"
-    first = torch.load(start, weights_only=True)["state_dict"][name]
-    assert torch.allclose(saved["state_dict"][name], first, atol=1e-6)
+    first, saved = (torch.load(file)["state_dict"][name] for file in (start, best))
+    assert torch.allclose(saved, first, atol=1e-6)
     start.unlink()
     again = script("evaluate").main(["--ckpt_path", str(best)])
     assert again.items() <= result.items()
