@@ -4,12 +4,10 @@ Read `run_command` first. `python_errors` is the same for functions that are cal
 Python, such as `lightbase.train`.
 """
 
-import atexit
 import contextlib
 import importlib
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,12 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lightbase.commands.flags import Args
-from lightbase.config.errors import SEE_HELP, UserError, rank
+from lightbase.config.errors import UserError, rank
 from lightbase.config.known_errors import known, lines_of
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
-
-FLAG = re.compile(r"--(?:trainer\.|data\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?")
-"""A flag in a message, and its value: a number or a bool."""
 
 
 def run_command(command: str, args: Args = None) -> Any:
@@ -75,9 +70,8 @@ def outlive_terminal() -> None:
 @contextlib.contextmanager
 def python_errors(way_out: str = "") -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
-    KeyboardInterrupt. A UserError names arguments in place of flags: `max_epochs=3` for
-    `--trainer.max_epochs 3`. An error in the table of known_errors.py gets its way out
-    as a note.
+    KeyboardInterrupt. An error in the table of known_errors.py gets its way out as a
+    note.
 
     way_out: How to continue, in place of the command that the training suggests. It is
         printed only if the training can be continued.
@@ -85,9 +79,7 @@ def python_errors(way_out: str = "") -> Iterator[None]:
     try:
         with SIGNALS.handled():
             yield
-    except UserError as error:
-        text = str(error).replace(SEE_HELP, "see docs/python.md")
-        error.args = (FLAG.sub(as_argument, text),)
+    except UserError:
         raise
     except Stopped as stopped:
         hint = stopped.hint
@@ -99,14 +91,6 @@ def python_errors(way_out: str = "") -> Iterator[None]:
         if found := known(error):
             error.add_note(found[1].way_out)
         raise
-
-
-def as_argument(flag: re.Match[str]) -> str:
-    """Return the argument of Python for a match of `FLAG`."""
-    name, value = flag.groups()
-    if value is None:
-        return name
-    return f"{name}={value.capitalize()}"
 
 
 @contextlib.contextmanager
@@ -138,17 +122,7 @@ def short_errors() -> Iterator[None]:
         if not lines or "LIGHTBASE_TRACEBACK" in os.environ:
             raise
         print_error("\n".join(lines))
-        if type(error).__name__ == "AcceleratorError":
-            atexit.register(end_at_once)
         sys.exit(status)
-
-
-def end_at_once() -> None:
-    """End the process with status 1 before torch frees the tensors of a GPU that has
-    failed. Freeing them would abort Python, after the lines of the error. `atexit`
-    calls this function."""
-    sys.stdout.flush()
-    os._exit(1)
 
 
 def print_error(text: str) -> None:

@@ -19,10 +19,6 @@ FIT_LOSS = (
     "both in one shape"
 )
 
-AGAIN = "start again, after the first epoch with --ckpt_path last"
-
-OTHER_TORCH = "another torch (docs/install.md#with-an-older-nvidia-driver)"
-
 
 class Known(NamedTuple):
     """An error of another package.
@@ -43,12 +39,6 @@ KNOWN = [
     # devices, drivers and processes
     Known(
         "RuntimeError",
-        ".*busy or unavailable.*",
-        "another program may use the GPU alone (nvidia-smi); choose another one with "
-        "--trainer.devices [1], or use --trainer.accelerator cpu",
-    ),
-    Known(
-        "RuntimeError",
         # without the advice on torch's allocator
         r".*(?:out of memory|allocate memory)(?:(?!\. (?:GPU|Of the|If)).)*",
         "another program may use the memory (nvidia-smi); else try a smaller "
@@ -57,13 +47,8 @@ KNOWN = [
     Known(
         "RuntimeError",
         ".*NVIDIA driver on your system is too old[^.]*",
-        f"install another driver or {OTHER_TORCH}, or use --trainer.accelerator cpu",
-    ),
-    Known(
-        "RuntimeError",
-        ".*no kernel image[^.\n]*",
-        f"the GPU is older than torch's kernels: install {OTHER_TORCH}, or use "
-        "--trainer.accelerator cpu",
+        "install another driver or another torch (docs/install.md#with-an-older-"
+        "nvidia-driver), or use --trainer.accelerator cpu",
     ),
     Known(
         "RuntimeError",
@@ -72,25 +57,10 @@ KNOWN = [
         "cpu says which",
     ),
     Known(
-        "RuntimeError",
-        ".*(?:unspecified launch failure|ECC error).*",
-        f"nvidia-smi and dmesg may tell why it fails; {AGAIN}",
-    ),
-    Known(
-        "RuntimeError",
-        ".*(?:remote process exit|by peer).*",
-        f"another process has ended, its lines may tell why; {AGAIN}",
-    ),
-    Known(
         "RuntimeError|OSError",
         ".*(?:Too many open files|out of shared memory|shared memory(?: object|\\()).*",
         "the workers need it: try fewer --data.num_workers, such as 0, or raise the "
         "limit (ulimit -n, size of /dev/shm)",
-    ),
-    Known(
-        "RuntimeError",
-        r".*C(?:\+\+)? compiler[^.\n]*",
-        "install gcc and g++, or leave --model.compile_net out",
     ),
     # the disk and the network
     Known("URLError", ".+", "a download failed: with a network, start again"),
@@ -108,7 +78,6 @@ KNOWN = [
     Known("FileNotFoundError", ".+", "give the path of a file or folder that exists"),
     # flags that Lightning refuses in a training
     Known("MisconfigurationException", ".+", "", 2),
-    Known("ValueError|RuntimeError", "`val_check_interval`.*|Early stopping .*", "", 2),
     # layers
     Known(
         "RuntimeError",
@@ -131,25 +100,6 @@ KNOWN = [
         "and x.float() converts another tensor",
         2,
     ),
-    Known(
-        "AttributeError",
-        r".*before Module.__init__\(\) call",
-        "call super().__init__() first",
-        2,
-    ),
-    Known(
-        "TypeError",
-        r".*forward\(\) (?:takes|missing|got).*",
-        "a network is called with the inputs of a batch, def forward(self, x), and a "
-        "loss with outputs and targets",
-        2,
-    ),
-    Known(
-        "NotImplementedError",
-        ".*required .forward. function.*",
-        "write it: def forward(self, x), indented as __init__ is",
-        2,
-    ),
     # losses and gradients
     Known(
         "Exception",
@@ -159,34 +109,11 @@ KNOWN = [
         FIT_LOSS,
         2,
     ),
-    Known(
-        "RuntimeError",
-        "The size of tensor a .* must match the size of tensor b.*",
-        "print the shapes of both tensors; a loss such as MSELoss takes outputs and "
-        "targets in one shape",
-    ),
-    Known(
-        "RuntimeError",
-        ".*only for scalar outputs",
-        "a loss is one number for the batch: .mean(), or reduction='mean'",
-        2,
-    ),
-    Known(
-        "RuntimeError",
-        ".*modified by an inplace operation(?:(?! Hint).)*",
-        "write y = y + 1 in place of y += 1, and no relu_ or inplace=True there",
-        2,
-    ),
     # samples
     Known(
         "RuntimeError",
         "stack expects each tensor to be equal size.*",
         "give all samples one shape (resize, crop, pad), or write `collate`",
-    ),
-    Known(
-        "TypeError",
-        "default_collate: .*",
-        "return tensors from load, or convert the samples, or write `collate`",
     ),
     # the state in a checkpoint
     Known(

@@ -4,9 +4,8 @@ Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of tra
 that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
 types of Lightning that accept wrong values, or that may read 1 as 1.0.
 
-`explain_mistake` turns a message of jsonargparse, an indented tree of up to fifty lines
-with an error for each type that an argument allows, into one line: the key, the value
-and the reason, with a proposal. test_cli.py tests it with real commands.
+`explain_mistake` turns an error of jsonargparse, an indented tree of many lines, into
+one line: the key, the value and the reason.
 """
 
 import inspect
@@ -297,35 +296,6 @@ NOISE = (
 """Beginnings of lines that do not give a reason: the place, two types of a union that
 are seldom meant, and the value, which `explain_mistake` reads separately."""
 
-BESIDE = (
-    "beside class_path there is only init_args, with all arguments of the class; the "
-    "indentation decides what stands beside it"
-)
-
-HINTS = {
-    "class_path": BESIDE,
-    "_target_": "write class_path in place of it, and init_args with the arguments; "
-    "trainer has neither",
-    "defaults": "configs are not composed here; give --config several times",
-    "fit": "leave fit out, as a word and as a section",
-}
-"""{key that is not accepted: what to do}. Hydra has _target_ and defaults, LightningCLI
-has fit."""
-
-EXAMPLES = {
-    "callbacks": "lightning.pytorch.callbacks.EarlyStopping",
-    "criterion": "torch.nn.CrossEntropyLoss",
-    "data": "lightbase.ImageFolder",
-    "logger": "lightning.pytorch.loggers.CSVLogger",
-    "net": "torchvision.models.resnet18",
-}
-"""{last word of a setting: import path that shows what it takes}"""
-
-BASE_ARGUMENTS = (
-    "; a class has the arguments of its base class only if its __init__ takes **kwargs "
-    "and calls super().__init__(**kwargs)"
-)
-
 
 def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> str:
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
@@ -340,8 +310,7 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
         # "" is a variable of a shell that is not set
         word = message.split(" ")[2].partition("=")[0]
         if not word.startswith("-"):
-            hint = HINTS.get(word, "a config file needs --config")
-            return f"unknown argument {word!r}; {hint}"
+            return f"unknown argument {word!r}; a config file needs --config"
         classes = {
             "data": config.get("data.class_path"),
             "model.net": config.get("model.init_args.net.class_path"),
@@ -349,22 +318,15 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
         }
         return f"unknown argument {word}{meant(word, parser, classes)}"
     key, class_path, reason = deepest_reason(message)
-    if class_path.endswith("MetricCollection") and key.endswith("metrics"):
-        return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
-        for word in HINTS.keys() & unknown.split("."):
-            return f"{unknown}: {HINTS[word]}"
-        near = meant(unknown, parser, {key: class_path})
-        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
-    reason = in_plain_words(reason, class_path, key)
-    if reason == BESIDE and "Got value: None" in message:
-        return f"{key}: there is no class; give --{key} CLASS"
-    if key.endswith("optimizer.params"):  # which only the module can give
-        return (
-            f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
-        )
+        return f"unknown key {unknown}{meant(unknown, parser, {key: class_path})}"
+    if path := re.search(r"dot import path string: (\S+)", reason):
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
+        reason = f"not an import path{did_you_mean(path[1], paths)}"
+    elif reason.startswith(("module ", "No module named ")):
+        reason += did_you_mean(class_path, users_classes())
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
@@ -372,32 +334,6 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
     if key:
         reason = f"{key}: {reason}"
     return reason[:400]
-
-
-def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
-    """Return the reason in words that users know, with a proposal if there is one.
-
-    The words of Python's typing become words of YAML: None is null, for example.
-
-    reason: One line of jsonargparse.
-    class_path: The class that the error is about, or "".
-    key: The setting with the error.
-    """
-    if reason.startswith(("module ", "No module named ")):
-        reason += did_you_mean(class_path, users_classes())
-    reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
-    reason = re.sub(r"^a class path \(str\).*", BESIDE, reason)
-    reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
-    reason = reason.replace("Got value: None", "There is no value")
-    if path := re.search(r"dot import path string: (\S+)", reason):
-        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
-        paths = {path.rpartition(".")[2]: path for path in users_classes()}
-        near = did_you_mean(path[1], paths)
-        reason = f"not an import path, such as {example}{near}"
-    pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
-    if listed := re.fullmatch(pattern, reason):
-        reason += f"; a list has brackets: [{listed[1]}]"
-    return reason
 
 
 def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:

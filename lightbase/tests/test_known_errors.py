@@ -21,20 +21,6 @@ class NoForward(nn.Module):
     """A network without a forward."""
 
 
-class NoSuper(nn.Module):
-    """A network that does not call its base class."""
-
-    def __init__(self) -> None:
-        self.layer = nn.Linear(2, 2)
-
-
-def in_place() -> None:
-    x = torch.ones(2, requires_grad=True)
-    y = x.exp()
-    y += 1
-    y.sum().backward()
-
-
 def other_optimizer() -> None:
     weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
     state = torch.optim.SGD(weights).state_dict()
@@ -51,26 +37,19 @@ def raises(error: Exception) -> Any:
 OUTPUTS, CLASSES = torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 1). Please update"
 MEMORY = "CUDA out of memory. Tried to allocate 1 TiB. GPU 0 has 2 GiB. See PYTORCH_"
-COMPILER = "In a subprocess:\n  RuntimeError: Failed to find C compiler. Please specify"
 WORKER = (
     "DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that "
 )
 WORKER += "dataloader's workers are out of shared memory"
-FAILED = "CUDA error: unspecified launch failure"
 
 # how the error is made, the end of the problem, and a part of the way out
 REAL = [
-    (raises(RuntimeError("CUDA error: devices are busy or unavailable")), "", "[1]"),
     (raises(RuntimeError(MEMORY)), "allocate 1 TiB", "data.batch_size"),
     (lambda: torch.empty(10**15), "", "data.batch_size"),
     (raises(RuntimeError(TOO_OLD)), "1)", "another driver"),
-    (raises(RuntimeError("no kernel image is available. See")), "available", "older"),
     (raises(RuntimeError("device-side assert triggered")), "", "out of range"),
-    (raises(RuntimeError(FAILED)), "", "dmesg"),
-    (raises(RuntimeError("Connection closed by peer [::1]")), "", "another process"),
     (raises(RuntimeError(WORKER)), "", "data.num_workers"),
     (raises(OSError(24, "Too many open files")), "", "data.num_workers"),
-    (raises(RuntimeError(COMPILER)), "C compiler", "gcc"),
     (raises(URLError("no network")), "", "with a network"),
     (raises(HTTPError("http://x", 404, "Not Found", {}, None)), "", "download"),  # type: ignore[arg-type]
     (raises(OSError(28, os.strerror(28))), "", "make room"),
@@ -78,24 +57,16 @@ REAL = [
     (lambda: Path().read_text(), "", "another file or folder"),
     (lambda: Path("nowhere").read_text(), "'nowhere'", "exists"),
     (raises(MisconfigurationException("clip")), "clip", ""),
-    (raises(RuntimeError("Early stopping conditioned on metric `a`")), "`a`", ""),
     (lambda: nn.Linear(12, 2)(X), "", "x.flatten(1)"),
     (lambda: nn.Conv2d(3, 4, 1)(X.transpose(1, 3)), "", "channels come first"),
     (lambda: nn.Conv2d(3, 4, 1)(X.byte()), "", "to_float"),
     (lambda: nn.Linear(4, 2)(X.double()), "", "x.float()"),
-    (NoSuper, "", "super().__init__()"),
-    (lambda: nn.Linear(4, 2)(X, X), "", "def forward(self, x)"),
-    (lambda: NoForward()(X), "", "indented as __init__"),
     (lambda: nn.CrossEntropyLoss()(OUTPUTS, CLASSES[:, None]), "", "class numbers"),
     (lambda: nn.CrossEntropyLoss()(OUTPUTS, CLASSES + 9), "", "from 0 to C - 1"),
     (lambda: nn.CrossEntropyLoss()(OUTPUTS, OUTPUTS.long()), "", "class numbers"),
     (lambda: nn.BCEWithLogitsLoss()(OUTPUTS, CLASSES), "", "both in one shape"),
     (lambda: nn.NLLLoss()(OUTPUTS, CLASSES.float()), "", "class numbers"),
-    (lambda: X + X[:, :2], "", "print the shapes"),
-    (torch.ones(2, requires_grad=True).backward, "", ".mean()"),
-    (in_place, "", "y = y + 1"),
     (lambda: default_collate([X[0], X[:, 0]]), "", "one shape"),
-    (lambda: default_collate([object()]), "", "`collate`"),
     (other_optimizer, "", "--model.weights"),
 ]
 
