@@ -1,7 +1,6 @@
 """Read and write files. A file is written completely or not at all."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -9,18 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lightbase.config.errors import UserError
-
-DISK_ERRORS = (
-    errno.ENOSPC,  # full
-    errno.EDQUOT,  # over quota
-    errno.EFBIG,  # a file over its limit, see ulimit -f
-    errno.EROFS,  # read-only
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.EISDIR,  # a folder in place of a file
-)
-"""Errors of the disk and its permissions, which the user has to mend."""
 
 
 def write_whole(
