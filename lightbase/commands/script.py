@@ -11,38 +11,32 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from lightbase.commands.flags import Args
+from lightbase.commands import flags
 from lightbase.config.errors import UserError, rank
 from lightbase.config.known_errors import known, lines_of
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
 
 
-def run_command(command: str, args: Args = None) -> Any:
+def run_command(command: str, args: flags.Args = None) -> Any:
     """Read the flags of a command, then import its module, which takes seconds, and
     call its function `run`. Return what the function returns.
-
-    A mistake prints two lines and raises SystemExit, see `short_errors`. In a notebook
-    it raises UserError.
 
     command: The module in the library, such as "commands.evaluate".
     """
     end_with_parent()
     with short_errors():
-        room, name = command.split(".")
-        flags = importlib.import_module(f"lightbase.{room}.flags")
-        options = flags.READERS[name](args)
+        read_flags = getattr(flags, f"{command.rpartition('.')[2]}_flags")
+        options = read_flags(args)
         module = importlib.import_module(f"lightbase.{command}")
         with SIGNALS.handled():
             return module.run(options)
 
 
 class LastingOutput(io.FileIO):
-    """stdout or stderr that outlives its other end, such as a terminal or the reader of
-    a pipe. What is written after that is lost. An error would end a training before its
-    state is saved."""
+    """stdout or stderr that outlives its other end, such as a terminal. An error would
+    end a training before its state is saved."""
 
     def write(self, data: Any) -> int:
         try:
@@ -53,13 +47,10 @@ class LastingOutput(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Let this process continue when its output is closed. A stream that is no longer
-    Python's own, such as that of a test, stays."""
+    """Let this process continue when its output is closed."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None:  # the shell has closed it
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
-        elif stream is getattr(sys, f"__{name}__"):
+        if stream and stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
             lasting = io.TextIOWrapper(
                 raw, stream.encoding, stream.errors, line_buffering=True
@@ -73,8 +64,7 @@ def python_errors(way_out: str = "") -> Iterator[None]:
     KeyboardInterrupt. An error in the table of known_errors.py gets its way out as a
     note.
 
-    way_out: How to continue, in place of the command that the training suggests. It is
-        printed only if the training can be continued.
+    way_out: How to continue, in place of the command that the training suggests.
     """
     try:
         with SIGNALS.handled():
@@ -95,10 +85,9 @@ def python_errors(way_out: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Run a script. Print a UserError in two lines, and an error for which
-    `lines_of` has lines, and exit.
-
-    Other errors keep their traceback. In a notebook all errors stay what they are.
+    """Run a script. Print a UserError in two lines, and an error for which `lines_of`
+    has lines, and exit. Other errors keep their traceback. In a notebook all errors
+    stay what they are.
 
     Raise SystemExit with the status of the error, and 128 plus the number of the signal
     after a signal such as Ctrl-C.
@@ -126,10 +115,7 @@ def short_errors() -> Iterator[None]:
 
 
 def print_error(text: str) -> None:
-    """Print an error to stderr, with the rank if this is not the first process.
-
-    text: One or two lines, without the word "error".
-    """
+    """Print an error to stderr, with the rank if this is not the first process."""
     if rank() > 0:
         # if the first process has the same error, this process ends with it
         time.sleep(2)

@@ -1,10 +1,5 @@
 """Errors of other packages, and what to do about them: the only file that reads the
-messages of torch, Lightning and Python.
-
-`KNOWN` is the table. `lines_of` returns what `lightbase.commands.script.short_errors`
-prints for an error. Like errors.py, this file is imported before torch, so the table
-has the names of classes.
-"""
+messages of torch, Lightning and Python. It is imported before torch."""
 
 import contextlib
 import re
@@ -23,7 +18,7 @@ FIT_LOSS = (
 class Known(NamedTuple):
     """An error of another package.
 
-    kind: The name of its class or of a base class.
+    kind: The names of its class or of base classes.
     pattern: A regular expression. Its match is printed as the problem.
     way_out: What the user can do; "" if the message says it.
     status: Exit status of the script.
@@ -137,12 +132,10 @@ def known(error: BaseException) -> tuple[str, Known] | None:
 
 
 def lines_of(error: Exception) -> tuple[list[str], int]:
-    """Return the lines to print for an error of another package, and the exit status.
-
-    The lines are the problem, the last line of the user's code, the notes, and the way
-    out. There are none for an error in the user's code that is not in the table: its
-    traceback says more.
-    """
+    """Return the lines to print for an error of another package, and the exit status:
+    the problem, the last line of the user's code, the notes, and the way out. There are
+    none for an error in the user's code that is not in the table: its traceback says
+    more."""
     found = known(error)
     place = own_line(error)
     notes = getattr(error, "__notes__", [])
@@ -158,10 +151,8 @@ def lines_of(error: Exception) -> tuple[list[str], int]:
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
-    """Within this context, add a note to each error that is not a UserError.
-
-    text: The note; "" adds none.
-    """
+    """Within this context, add a note to each error that is not a UserError. "" adds
+    none."""
     try:
         yield
     except UserError:

@@ -1,11 +1,7 @@
-"""The parser of a run's settings, and what it says about a wrong one.
+"""The parser of a run's settings, and its message for a wrong one.
 
-Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
-that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
-types of Lightning that accept wrong values, or that may read 1 as 1.0.
-
-`explain_mistake` turns an error of jsonargparse, an indented tree of many lines, into
-one line: the key, the value and the reason.
+Read `make_parser` first, which adds the arguments, then `explain_mistake`, which turns
+an error of jsonargparse, an indented tree of many lines, into one line.
 """
 
 import inspect
@@ -110,10 +106,7 @@ PRUNING_TYPES = {"pruning_fn": str}
 
 def types_for(class_type: type) -> dict[str, Any]:
     """Return {argument: type} for the arguments of a class whose declared types are
-    replaced. The dict is empty for most classes.
-
-    class_type: The Trainer, a callback, a logger, or any other class.
-    """
+    replaced."""
     if class_type is Trainer:
         return TRAINER_TYPES
     if class_type is ModelPruning:
@@ -125,16 +118,15 @@ def types_for(class_type: type) -> dict[str, Any]:
 
 def absolute(text: str) -> Path:
     """Return an absolute path, so that a saved config means the same in any working
-    folder. A relative path starts at the working folder. Raises ValueError for an empty
-    text."""
+    folder. Raises ValueError for an empty text."""
     if not text:
         raise ValueError("no path is given")
     return Path(text).absolute()
 
 
 def as_tensor(values: Any) -> Tensor:
-    """Return a list of numbers, or nested lists of one length, as a tensor, for an
-    argument such as the class weights of a loss. Raises ValueError for other values."""
+    """Return nested lists of numbers as a tensor, for an argument such as the class
+    weights of a loss. Raises ValueError for other values."""
     if not isinstance(values, list):
         raise ValueError("give a list of numbers, such as [1,1,5]")
     return torch.tensor(values, dtype=torch.float32)
@@ -142,15 +134,14 @@ def as_tensor(values: Any) -> Tensor:
 
 class Parser(LightningArgumentParser):
     """LightningArgumentParser with errors of two lines, and with the types of
-    `types_for` in place of declared types.
+    `types_for`.
 
     A bare class name of the user's package, such as MLP, counts as its import path.
-    Relative paths become absolute.
+    Relative paths become absolute. jsonargparse also makes parsers of this class, for a
+    class inside the settings.
 
-    options: Arguments of LightningArgumentParser. `__init__` replaces some of them.
-        jsonargparse also makes parsers of this class, for a class inside the settings.
-    parsed: The settings that are parsed so far, for the message about an unknown flag:
-        it proposes arguments of the classes that these settings name.
+    parsed: The settings that are parsed so far, whose classes have arguments to
+        propose.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -171,10 +162,7 @@ class Parser(LightningArgumentParser):
     ) -> list[str]:
         """Add the arguments of a class, with the types of `types_for`. Return their
         names. jsonargparse calls this for the Trainer and for each class in the
-        settings, such as a logger.
-
-        nested_key: The name before each argument, such as "trainer"; None for no name.
-        """
+        settings."""
         types = types_for(class_type)
         names = sorted(types.keys() & inspect.signature(class_type).parameters.keys())
         options["skip"] = {*(options.get("skip") or ()), *names}
@@ -186,9 +174,8 @@ class Parser(LightningArgumentParser):
         return added
 
     def format_help(self, *_: Any) -> str:
-        """Return a line for each argument, for --model.help CLASS: its flag, its
-        default and the beginning of its description. jsonargparse would list hundreds
-        of classes for a network or a metric."""
+        """Return a line for each argument, for --model.help CLASS. jsonargparse would
+        list hundreds of classes for a network or a metric."""
         rows = []
         for action in arguments_of(self):
             if not action.dest.endswith("help"):
@@ -201,11 +188,7 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise UserError with one line for a mistake, and the way to the help, or the
-        line of the user's file whose import has failed.
-
-        message: The text of jsonargparse, which may have many lines.
-        ex: The exception that has this message, or None.
-        """
+        line of the user's file whose import has failed."""
         if not self.exit_on_error:  # for a class inside the settings: the outer parser
             # reports it
             super().error(message, ex)
@@ -214,16 +197,12 @@ class Parser(LightningArgumentParser):
 
 
 def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
-    """Return a parser of all settings of a run.
-
-    The names of the settings are flags, such as --trainer.max_epochs, and keys of a
-    config file. A flag of a bool may stand alone, without a value: it means true. The
-    parser has no default for `data`; `read_spec` in spec.py reports its absence.
+    """Return a parser of all settings of a run. Their names are flags and keys of
+    config files. A flag of a bool without a value means true.
 
     default_model: The import path of the model's class if no setting names one. None:
         the model is a Python object, and the parser takes a dict for it.
-    builds_data: Whether the data is built from settings. If it is a Python object, the
-        parser takes a dict for it, too.
+    builds_data: Whether the data is built from settings, not a Python object.
     """
     parser = Parser()
     for name, kind, default in FLAGS:
@@ -248,11 +227,7 @@ def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
 
 
 def parser_of(class_path: str) -> ArgumentParser:
-    """Return a parser of the arguments of a class or function, with their defaults. It
-    imports the class.
-
-    class_path: The import path of the class or function.
-    """
+    """Return a parser of the arguments of a class or function, which is imported."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     module, _, name = class_path.rpartition(".")
     # the colon: torchvision.models.alexnet is a function and a module
@@ -263,28 +238,6 @@ def parser_of(class_path: str) -> ArgumentParser:
         parser.add_function_arguments(class_or_function, fail_untyped=False)
     return parser
 
-
-SYNONYMS = {
-    "amp": "trainer.precision",
-    "arch": "model.net",
-    "bs": "data.batch_size",
-    "checkpoint": "ckpt_path",
-    "cpu": "trainer.accelerator cpu",
-    "cuda": "trainer.accelerator gpu",
-    "dataset": "data",
-    "device": "trainer.accelerator",
-    "learning_rate": "model.lr",
-    "epochs": "trainer.max_epochs",
-    "gpus": "trainer.devices",
-    "log_dir": "trainer.default_root_dir",
-    "output_dir": "trainer.default_root_dir",
-    "resume": "ckpt_path",
-    "seed": "seed_everything",
-    "momentum": "model.optimizer_args.momentum",
-    "wd": "model.optimizer_args.weight_decay",
-    "weight_decay": "model.optimizer_args.weight_decay",
-}
-"""{word that is typed instead: the setting that has this meaning here}"""
 
 NOISE = (
     "Parser key",
@@ -301,8 +254,7 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
     characters, with a proposal if a similar name exists.
 
-    message: The text of the error.
-    parser: The parser that has raised it. Its keys are proposed.
+    parser: Its keys are proposed.
     config: The settings that were parsed before the error. The arguments of their
         classes are proposed, too.
     """
@@ -338,38 +290,30 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
 
 def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:
     """Return a proposal such as `; did you mean --model.lr?` for a setting that does
-    not exist, or "" if none is similar.
+    not exist, or "" if none is similar. Only the last words are compared, so --lr finds
+    --model.lr.
 
-    Only the last words are compared, so that --lr and --learning_rate find --model.lr.
-
-    name: The name as it was typed, with or without dashes.
-    parser: Its keys are proposed.
     classes: {setting: import path of its class}. The arguments of these classes are
-        proposed, too. The last class is the likeliest.
+        proposed, too.
     """
     names = [action.dest for action in arguments_of(parser)]
     for key, class_path in classes.items():
         if class_path:
             arguments = parser_of(class_path).get_defaults().keys()
             names += [f"{key}.{argument}" for argument in arguments]
-    typed = name.lstrip("-")
-    # a foreign class may lack the setting that a synonym stands for
-    synonyms = {word: key for word, key in SYNONYMS.items() if key != typed}
-    by_word = synonyms | {name.rpartition(".")[2]: name for name in names}
-    dashes = ""
+    by_word = {name.rpartition(".")[2]: name for name in names}
+    near = did_you_mean(name.lstrip("-").rpartition(".")[2], by_word)
     if name.startswith("-"):
-        dashes = "--"
-    return did_you_mean(typed.rpartition(".")[2], by_word, dashes)
+        return near.replace("mean ", "mean --")
+    return near
 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
     """Return the key, the class path at this key, and the error itself, each "" if the
     message does not have it.
 
-    The most indented error says most, because it is closest to the wrong value. Errors
-    with the same indent belong to the types of a union, and are joined with "or".
-
-    message: An indented tree. A line names a key, or a class, or an error.
+    The most indented error is the closest to the wrong value. Errors with the same
+    indent belong to the types of a union, and are joined with "or".
     """
     keys = re.findall(r'Parser key "(.+?)":', message)
     class_paths = re.findall(r"Problem with given class_path '(.+)':", message)

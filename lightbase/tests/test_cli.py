@@ -32,6 +32,7 @@ WRONG_FLAGS = """
 --model.net.size [1] | model.net.size | sizes?
 --modle.lr 1 | --modle.lr | --model.lr?
 --model.parameter_groups.layers.1.lr 0.1 | model.parameter_groups: | dict
+--epochs 1 | unknown argument --epochs
 stray | unknown argument 'stray'; a config file needs --config
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
@@ -48,21 +49,13 @@ stray | unknown argument 'stray'; a config file needs --config
 --model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | did you mean
---device cpu | did you mean --trainer.accelerator?
---cpu | did you mean --trainer.accelerator cpu?
---gpus 1 | did you mean --trainer.devices?
---logger wandb | did you mean --trainer.logger?
 --batch-size 32 | did you mean --data.batch_size?
---output-dir x | did you mean --trainer.default_root_dir?
---checkpoint x.ckpt | did you mean --ckpt_path?
 --data ImageFolder | data.data_dir:
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
 --data.help Disc | did you mean example.data.discs.Discs?
---learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
 --batch_size 1 | did you mean --data.batch_size?
---epochs 1 | did you mean --trainer.max_epochs?
 --sizes 784,10 | did you mean --model.net.sizes?
 --trainer.max_epoch 1 | did you mean --trainer.max_epochs?
 --model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
