@@ -33,10 +33,7 @@ beside --config."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of argparse that takes no abbreviations. A mistake raises UserError.
-
-    text: The text for --help, such as the docstring of a function.
-    """
+    """A parser of argparse that takes no abbreviations. A mistake raises UserError."""
 
     def __init__(self, text: str | None) -> None:
         super().__init__(
@@ -50,8 +47,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def train_flags(args: Args = None) -> Sequence[str]:
-    """Return the arguments of train.py. Only --help is answered here: the check of its
-    flags needs torch."""
+    """Return the arguments of train.py. Only --help is answered: the check of the flags
+    needs torch."""
     if args is None:
         args = sys.argv[1:]
         if hasattr(sys, "ps1"):
@@ -64,8 +61,7 @@ def train_flags(args: Args = None) -> Sequence[str]:
 
 def help_of_train() -> str:
     """Return help/train.txt, with the YAML files and the classes of the project filled
-    in. The names are read from the source code, because an import would import torch.
-    """
+    in."""
     default = "Give --config FILE, or --model CLASS and --data CLASS."
     if PROJECT.default_config.is_file():
         default = "Without flags the experiment is\nconfigs/default.yaml."
@@ -73,13 +69,12 @@ def help_of_train() -> str:
     text = Path(__file__).with_name("help") / "train.txt"
     return text.read_text("utf-8").format(
         default=default,
-        configs=in_column(config_files(PROJECT.configs)),
+        configs=in_column(config_files()),
         classes=in_column(classes),
     )
 
 
 def in_column(words: Iterable[str]) -> str:
-    """Return the words as lines of the second column of help/train.txt."""
     return textwrap.fill(", ".join(words), 50).replace("\n", "\n" + " " * 30)
 
 
@@ -161,10 +156,7 @@ def export_flags(args: Args = None) -> Namespace:
 def with_checkpoint(parser: Parser, args: Args) -> Namespace:
     """Return the options of a command that opens a checkpoint. `ckpt_path` is the path
     of the file. `others` are --config and the flags of `PASSED_ON`, which replace
-    settings of the run.
-
-    Raise UserError for an unknown flag, a wrong value or a missing checkpoint.
-    """
+    settings of the run."""
     add = parser.add_argument
     add(
         "--ckpt_path",
@@ -210,8 +202,8 @@ def checkpoint_file(text: str, logs: Path) -> Path:
 
     text: The path of a file, relative to the working folder or to the repository.
         `last` or `best` is the newest file of this name in all runs. NAME/version_N, or
-        the folder of a run, is the best.ckpt of this run, or its last.ckpt if it has no
-        other. NAME is that of its newest run.
+        the folder of a run, is its best.ckpt, or its last.ckpt if it has no other. NAME
+        is that of its newest run.
     logs: The folder of all runs.
     Raise UserError if there is no such file.
     """
@@ -241,13 +233,9 @@ def checkpoint_file(text: str, logs: Path) -> Path:
 
 
 def output_file(text: str, endings: Sequence[str] = ()) -> Path:
-    """Return the path of a file that a command will write. argparse calls this function
-    with the text of a flag.
-
-    endings: The endings that are allowed, such as ".csv"; "" for a folder. Without
-        endings, all are.
-    Raise ArgumentTypeError for another ending, or if the folder does not exist.
-    """
+    """Return the path of a file that a command will write. Raise ArgumentTypeError if
+    the folder does not exist, or for another ending than `endings`, of which "" is a
+    folder."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
@@ -258,7 +246,6 @@ def output_file(text: str, endings: Sequence[str] = ()) -> Path:
 
 
 def positive(text: str) -> int:
-    """Return the number of a flag. Raise ValueError unless it is 1 or more."""
     number = int(text)
     if number < 1:
         raise ValueError

@@ -15,7 +15,6 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +157,7 @@ def summarize(
     for metric in values:
         total = spread([*values[metric].values()], metric)
         say(f"{metric} {total.text('seeds')}")
-        spreads[metric] = asdict(total)
+        spreads[metric] = total._asdict()
     content = {"metrics": spreads, "values": values, "failures": failures}
     folder.mkdir(parents=True, exist_ok=True)  # all runs may have failed
     file = folder / "seeds.json"
@@ -171,8 +170,7 @@ QUANTILE = 0.975
 """Of Student's distribution: 2.5 % lie beyond each end of an interval."""
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """The mean of a number over repeated runs.
 
     deviation: Their standard deviation, with the divisor n - 1. NaN for a single run.

@@ -317,12 +317,13 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
     """
     keys = re.findall(r'Parser key "(.+?)":', message)
     class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
-    reasons = {0: [""]}
+    deepest, reasons = -1, [""]
     for line in message.splitlines():
         text = line.strip(" -")
-        if text and not text.startswith(NOISE):
-            indent = len(line) - len(line.lstrip(" -"))
-            reasons.setdefault(indent + 1, []).append(text)
-    reason = " or ".join(dict.fromkeys(reasons[max(reasons)]))
-    reason = reason.replace(" or Expected ", " or ")
+        indent = len(line) - len(line.lstrip(" -"))
+        if text and not text.startswith(NOISE) and indent >= deepest:
+            if indent > deepest:
+                deepest, reasons = indent, []
+            reasons.append(text)
+    reason = " or ".join(dict.fromkeys(reasons))
     return ".".join(dict.fromkeys(keys)), "".join(class_paths[-1:]), reason

@@ -197,8 +197,6 @@ def read_spec(
         print(as_yaml(spec), end="")
         raise SystemExit(0)
     if config.get("data") is None:
-        for key in vars(config).keys() - vars(parser.get_defaults()).keys():
-            parser.error(f"Option {key!r} is not accepted")  # such as Hydra's defaults
         raise UserError("the following arguments are required: data", SEE_HELP, 2)
     if not config.name:
         config.name = config.model["class_path"].rpartition(".")[2]

@@ -88,7 +88,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text("utf-8"), ConfigLoader)
     except OSError as error:
-        near = did_you_mean(path.stem, config_files(path.parent))
+        near = did_you_mean(path.stem, config_files())
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
     except (ValueError, yaml.YAMLError) as error:
         # PyYAML does not know the name of the file
@@ -98,10 +98,6 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(problem, EXAMPLE, 2) from error
     if not isinstance(content, dict):
         raise UserError(f"config {path} has to hold keys with values", EXAMPLE, 2)
-    if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
-        raise UserError(
-            f"config {path}: trainer has to hold keys with values", EXAMPLE, 2
-        )
     content.pop(REMOVED, None)
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
@@ -133,10 +129,9 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
     return config
 
 
-def config_files(folder: Path) -> dict[str, str]:
-    """Return {name without .yaml: path} of the YAML files in configs/ and in
-    `folder`."""
-    files = [*sorted(PROJECT.configs.glob("*.y*ml")), *sorted(folder.glob("*.y*ml"))]
+def config_files() -> dict[str, str]:
+    """Return {name without .yaml: path} of the YAML files in configs/."""
+    files = sorted(PROJECT.configs.glob("*.y*ml"))
     return {file.stem: relative_to_cwd(file) for file in files}
 
 

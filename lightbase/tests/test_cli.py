@@ -131,7 +131,6 @@ WRONG_CONFIGS = r"""
 (?s).* | [1] | to hold keys with values
 (?s).* | a: [1\nb: } | line 2
 (?s).* | \x00\x01\x02 | YAML
-(?s).* | trainer: 5 | trainer has to hold keys
 (?s)data:.* |  | required: data
 epochs: 2 | epochs: 1:30 | max_epochs: '1:30'
 sizes: | size: | size | sizes?
