@@ -48,7 +48,7 @@ BATCH_SIZE = 64
 
 class SingleImages(Dataset[Any]):
     """A data set that works as the data sets of torchvision: it applies a transform to
-    a PIL image for each sample. The PIL images are there before.
+    a PIL image for each sample.
 
     images: uint8 (N, C, H, W), where C is 1 or 3.
     targets: Class numbers, int64 (N,).
@@ -67,17 +67,14 @@ class SingleImages(Dataset[Any]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        """Return an image, float32 (C, H, W), and its class number."""
         return self.transform(self.images[index]), self.targets[index]
 
 
 class StepClock(Callback):
-    """Measures the time from the end of the first step of an epoch to the end of the
-    last step. The first step is left out, because it contains the costs of a start.
+    """Measures the time from the end of the first step of an epoch, which contains the
+    costs of a start, to the end of the last step. A loop by hand calls `mark` after
+    each step. In a run this object is a callback.
 
-    A loop by hand calls `mark` after each step. In a run this object is a callback.
-
-    num_steps: The number of steps in the epoch.
     times: The times after the first and after the last step, in seconds.
     """
 
@@ -86,8 +83,7 @@ class StepClock(Callback):
         self.times: list[float] = []
 
     def mark(self, step: int) -> None:
-        """Note the time after the first and the last step, counted from 1. On a GPU
-        wait until the queued work is done."""
+        """Note the time after the first and the last step, counted from 1."""
         if step in (1, self.num_steps):
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
@@ -99,12 +95,7 @@ class StepClock(Callback):
 
 def load(part: str, num_steps: int, root: str) -> Any:
     """Return the record, the model and the data of a shipped YAML, with generated
-    images in place of its data.
-
-    part: A key of EXPERIMENTS.
-    num_steps: The number of training batches of BATCH_SIZE images.
-    root: The folder for the runs.
-    """
+    images in place of its data."""
     config, image_shape = EXPERIMENTS[part]
     return parse(
         [
@@ -152,11 +143,10 @@ def train_by_hand(
     clock: StepClock,
     **options: Any,
 ) -> None:
-    """Train the network for one epoch.
+    """Train the network for one epoch, with the optimizer and the learning rate of the
+    model.
 
-    model: The network, the name of its optimizer and the learning rate are used.
     batches: Pairs of inputs and class numbers, on any device.
-    layout: The memory layout of the network and the inputs.
     options: Further arguments of the optimizer.
     """
     net = model.net.to(device(), memory_format=layout)
@@ -183,11 +173,7 @@ CONTESTANTS: dict[str, Any] = {"tutorial": tutorial, "raw": raw, "ours": ours}
 
 def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
     """Call the contestants in turn, so that a change of the machine's speed affects all
-    of them. Return the seconds of 100 steps in each round, by contestant. Their output
-    is not printed.
-
-    num_steps: The first step is not counted.
-    """
+    of them. Return the seconds of 100 steps in each round, by contestant."""
     times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -204,13 +190,8 @@ def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
 
 def main(args: Args = None) -> None:
     """Measure the parts, on the GPU if there is one, and print a Markdown table for
-    each.
-
-    A row has the median of a contestant's rounds, the lowest and the highest round, and
-    the median divided by the median of "ours".
-
-    args: The arguments of the script.
-    """
+    each: the median, the lowest and the highest round, and the median divided by that
+    of "ours"."""
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])

@@ -25,8 +25,6 @@ SKIPPED = ("lightbase", "CHANGELOG.md", "logs", "data")
 
 
 def main() -> None:
-    """Change the name in all files, then rename the folder. Print the commands to run
-    next."""
     parser = Parser(__doc__)
     parser.add_argument("name", help="the new name")
     old = PROJECT.package
@@ -46,9 +44,7 @@ def main() -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if the name cannot be the name of a new package: it is not a
-    Python name, it is a keyword, or it is the name of a folder or of a module that
-    Python can import."""
+    """Raise UserError if the name cannot be the name of a new package."""
     if (
         not name.isidentifier()
         or keyword.iskeyword(name)
@@ -61,8 +57,8 @@ def check_name(name: str) -> None:
 
 
 def files_with(name: str) -> list[Path]:
-    """Return the text files that have the name, but for files that git ignores, and
-    for SKIPPED."""
+    """Return the text files with the name, but for SKIPPED and files that git
+    ignores."""
     git = ["git", "grep", "--no-index", "--exclude-standard", "-Ilzw"]
     excluded = [f":!{path}" for path in SKIPPED]
     command = [*git, name, "--", *excluded]
@@ -73,12 +69,9 @@ def files_with(name: str) -> list[Path]:
 def mention(name: str) -> re.Pattern[bytes]:
     """Return a pattern that finds the name where it means the package.
 
-    The alternatives of the pattern are, in this order: from NAME import; import NAME; a
-    dotted path, NAME.module or NAME.new.Class; a path of a file, NAME/; and a string in
-    quotes that is the name, also with an end such as .* or [extra]. A string is left
-    out if it is a key or an index.
-
-    name: The present name of the package. Its folder must exist.
+    Its alternatives are: from NAME import; import NAME; a dotted path, NAME.module or
+    NAME.new.Class; a path of a file, NAME/; and a string in quotes that is the name,
+    also with an end such as .* or [extra], but no key or index.
     """
     modules = "|".join(path.stem for path in (PROJECT.root / name).iterdir())
     pattern = rf"""(?<=\bfrom\ ){name}(?=\ import\b)

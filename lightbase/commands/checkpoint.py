@@ -29,17 +29,9 @@ from lightbase.setup.load import load_run
 
 def open_checkpoint(options: Namespace) -> Any:
     """Return the record of the run, the model with the weights of --ckpt_path, and the
-    data. Print which file it is.
-
-    options: What `with_checkpoint` in flags.py has returned.
-    Raise UserError if the file is damaged, is not the user's, or does not fit today's
-    code. See `load_run`.
-    """
+    data. Print which file it is. See `load_run`."""
     quiet_lightning()
-    text = f"Checkpoint: {relative_to_cwd(options.ckpt_path)}"
-    if not options.ckpt_path.with_name("best.ckpt").exists():
-        text += " (there is no best.ckpt)"
-    say(text)
+    say(f"Checkpoint: {relative_to_cwd(options.ckpt_path)}")
     return load_run(
         options.ckpt_path, options.others, options.trust_checkpoint == "true"
     )
@@ -49,13 +41,8 @@ def open_checkpoint(options: Namespace) -> Any:
 def trainer_of(
     spec: RunSpec, model: LightningModule, callbacks: Sequence[Callback]
 ) -> Iterator[Any]:
-    """Yield a Trainer for a test or a prediction, without logger and checkpoints.
-
-    Within the context, the flag --num_threads of the run counts.
-
-    spec: The record of the run. Its flags of the Trainer are used.
-    callbacks: The callbacks of the script. A progress bar is added.
-    """
+    """Yield a Trainer for a test or a prediction, without logger and checkpoints, with
+    the run's flags, --num_threads among them. A progress bar is added."""
     register_strategies()
     callbacks = [*callbacks, *progress_bar(spec)]
     trainer = make_trainer(
@@ -69,9 +56,8 @@ def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
     """Return a Trainer for a run that is opened in Python, in the precision and on the
     device of the run, and its module and data.
 
-    run: A name or a path is opened as the scripts do. A Result or a module has the
-        data of its training. A pair (module, data) may have been loaded.
-    callbacks: Callbacks of the Trainer.
+    run: A name or a path is opened as the scripts do. A Result or a module has the data
+        of its training. A pair (module, data) may have been loaded.
     """
     quiet_lightning()
     data: Any = None
@@ -129,7 +115,7 @@ class Result(dict[str, Any]):
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of training and validation in the best epoch, or in the last one
-        if none is the best, with its number, "epoch". Then the content of the dict."""
+        if none is the best. Then the content of the dict."""
         row: dict[str, Any] = {}
         for row in self.epochs:
             if row["epoch"] == self.best_epoch:

@@ -1,8 +1,7 @@
 """Test a checkpoint again, on the data and with the settings of its run.
 
-The metrics are printed as a table, and as JSON in the last line. Files are written only
-with --report, by the callback `ClassReport`: the scores of each class (`class_counts`,
-`class_scores`), and the interval of each metric (lightbase/model/intervals.py).
+The metrics are printed as a table, and as JSON in the last line. With --report, the
+callback `ClassReport` writes the scores of each class and the interval of each metric.
 """
 
 from argparse import Namespace
@@ -37,7 +36,6 @@ MAX_OUTPUTS = 2**14
 
 
 def run(options: Namespace) -> dict[str, Any]:
-    """Test the checkpoint, and print the metrics as a table and as JSON."""
     spec, model, data = open_checkpoint(options)
     callbacks: list[Callback] = [StopOnSignal()]
     report = None
@@ -60,7 +58,7 @@ def run(options: Namespace) -> dict[str, Any]:
 
 def report_folder(typed: str, checkpoint: Path) -> Path:
     """Return the folder for --report, which is made if it is missing: the value of the
-    flag, or the run's folder, or that of a checkpoint outside of a run."""
+    flag, the run's folder, or the folder of a checkpoint outside of a run."""
     folder = checkpoint.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent
@@ -72,9 +70,9 @@ def report_folder(typed: str, checkpoint: Path) -> Path:
 
 class ClassReport(Callback):
     """Writes intervals.csv, the metrics with their intervals, and report.csv, the
-    scores of each class or label, at the end of a test. For multiclass and segmentation
-    it also writes confusion_matrix.csv. The files cover all samples that test_step
-    gives to `track`, in all processes.
+    scores of each class or label, at the end of a test; for multiclass and segmentation
+    also confusion_matrix.csv. They cover all samples that test_step gives to `track`,
+    in all processes.
 
     folder: The folder for the files. It must exist.
     lines: The first two tables as lines for the terminal. Empty before the test has
@@ -88,7 +86,6 @@ class ClassReport(Callback):
         self.batches: list[Any] = []  # outputs and targets
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raise UserError if the task has no classes."""
         if not isinstance(pl_module, BaseModule) or pl_module.task not in TASKS:
             raise UserError(
                 f"--report: {type(pl_module).__name__} predicts no classes",
@@ -97,8 +94,7 @@ class ClassReport(Callback):
             )
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Count the predictions that the step has given to `track`. Raise UserError if
-        they do not fit the task."""
+        """Count the predictions that the step has given to `track`."""
         try:
             outputs, targets = pl_module.tracked
             ignored = pl_module.curves_callback.ignored_target
@@ -114,7 +110,7 @@ class ClassReport(Callback):
         pl_module.tracked = None  # the next step may not call `track`
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the files, and fill `lines`; only the first process does."""
+        """Write the files, and fill `lines`, in the first process."""
         counts = sum(gather(self.counts.cpu()))
         batches = [*chain(*gather(self.batches))]
         if not trainer.is_global_zero:
@@ -137,22 +133,18 @@ class ClassReport(Callback):
                 # outside: the metric is not a function of sums over samples
                 if not (value < low - error or value > high + error):
                     table.append((name, value, low, high))
-        write_whole(self.folder / "intervals.csv", as_csv(table))
         num = counts.shape[1]
         names = class_names(trainer.datamodule, num)[:num]
-        if pl_module.task != "multilabel":
-            matrix = zip(names, *counts.T.tolist(), strict=True)
-            text = as_csv([("true / predicted", *names), *matrix])
-            write_whole(self.folder / "confusion_matrix.csv", text)
         of_classes = map(Tensor.tolist, scores.values())
         rows = [("class", *scores), *zip(names, *of_classes, strict=True)]
-        file = self.folder / "report.csv"
-        write_whole(file, as_csv(rows))
-        self.lines = [
-            *as_table(table),
-            *as_table(rows),
-            f"Report: {relative_to_cwd(file)}",
-        ]
+        tables = {"intervals.csv": table, "report.csv": rows}
+        if pl_module.task != "multilabel":
+            matrix = zip(names, *counts.T.tolist(), strict=True)
+            tables["confusion_matrix.csv"] = [("true / predicted", *names), *matrix]
+        for name, content in tables.items():
+            write_whole(self.folder / name, as_csv(content))
+        self.lines = [*as_table(table), *as_table(rows)]
+        self.lines.append(f"Report: {relative_to_cwd(self.folder / 'report.csv')}")
 
 
 def class_counts(
@@ -164,8 +156,7 @@ def class_counts(
     predictions if the outputs are probabilities, and the same two if they are logits.
     Only the whole test tells which of the two they are.
 
-    task: One of TASKS.
-    ignored: A target that counts in none of them.
+    ignored: A target that does not count.
     Raise one of MISFITS if the values do not fit the task.
     """
     if task == "multilabel":
@@ -182,14 +173,11 @@ def class_counts(
 def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:
     """Return the scores of each class or label, {name of the score: (classes,)}.
 
-    segmentation: `iou`, intersection over union, in [0, 1]. It is NaN for a class that
-        is neither true nor predicted.
-    multiclass, multilabel: `precision`, `recall` and `f1`, in [0, 1]. A score whose
-        denominator is 0 is 0.
+    segmentation: `iou` in [0, 1], NaN for a class that is neither true nor predicted.
+    multiclass, multilabel: `precision`, `recall` and `f1`, in [0, 1], 0 if the
+        denominator is 0.
 
     All tasks also have `support`: how many samples or pixels have the class.
-
-    counts: See `class_counts`.
     """
     if task == "multilabel":
         support, outside, right, num_predicted, *of_logits = counts
@@ -209,15 +197,12 @@ def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:
 
 
 def groups_of_test(data: Any, num: int) -> Any:
-    """Return the group of each test sample, int64 (N,), with val_split grouped. Return
-    None for single samples. Print a line if the groups are unknown."""
+    """Return the group of each test sample, int64 (N,), with val_split grouped, else
+    None."""
     if not isinstance(data, BaseDataModule) or data.val_split != "grouped":
         return None
     groups = data.split_groups.get("test")
     if groups is None:
-        say(
-            "Intervals: the groups of the test set are unknown, so they hold for "
-            "independent samples; load may set self.split_groups['test']"
-        )
+        say("Intervals: the groups of the test set are unknown, see docs/runs.md")
         return None
     return as_groups(groups, len(groups), type(data).__name__)[:num]

@@ -1,10 +1,6 @@
-"""Write a trained network to a file that other programs load: its weights, or the
-graph of all that predict.py computes.
-
-A graph file takes batches of any size, as the data module loads them. Before it is
-written, it runs on random batches and has to give the checkpoint's outputs. See
-docs/export.md.
-"""
+"""Write a trained network to a file that other programs load: its weights, or the graph
+of all that predict.py computes. A graph file has to give the checkpoint's outputs for
+random batches. See docs/export.md."""
 
 import contextlib
 import io
@@ -30,11 +26,8 @@ from lightbase.model.module import BaseModule
 
 
 def run(options: Namespace) -> Path:
-    """Write the file, print what it holds, and return its path.
-
-    Without --output the file lies beside the checkpoint: best.ckpt gives best.pth,
-    best.onnx or best.pt2. An existing file is replaced.
-    """
+    """Write the file, print what it holds, and return its path. Without --output the
+    file lies beside the checkpoint."""
     checkpoint = options.ckpt_path
     suffix = f".{options.format}"
     output: Path = options.output or checkpoint.with_suffix(suffix)
@@ -77,9 +70,8 @@ def graph_file(
     """Return the content of a file with the graph and its weights, and the largest
     difference of its outputs from the checkpoint's.
 
-    model, data: The model and the data of the checkpoint. The file takes what a
-        BaseDataModule loads. For other data it takes the inputs of the network, and the
-        model has to have an `example_input_array`.
+    model, data: The file takes what a BaseDataModule loads. For other data it takes the
+        inputs of the network, and the model has to have an `example_input_array`.
     kind: A key of WRITERS.
     Raise UserError if the model has no such graph, if predict_step does not return a
     tensor, or if the file gives other outputs.
@@ -125,11 +117,8 @@ def graph_file(
 
 
 class Predictor(nn.Module):
-    """From samples (N, ...), as the data module loads them, to the outputs of
-    predict_step. The graph in a file is the graph of this module.
-
-    normalize: The function of the data module.
-    """
+    """The module whose graph is exported: from samples (N, ...), as the data module
+    loads them, to the outputs of predict_step."""
 
     def __init__(self, model: LightningModule, normalize: Any) -> None:
         super().__init__()
@@ -145,11 +134,8 @@ class Predictor(nn.Module):
 
 
 def random_batch(samples: Tensor, size: int) -> Tensor:
-    """Return a batch. Bytes have all values, other numbers are from 0 to 2. So integers
-    are 0 or 1, which are indices of any embedding.
-
-    samples: A tensor (any number, ...) with the shape and dtype of the samples.
-    size: The number of samples in the batch.
+    """Return a batch of samples of this shape and dtype. Bytes have all values, other
+    numbers are from 0 to 2. So integers are 0 or 1, which are indices of any embedding.
     """
     high = 2
     if samples.dtype == torch.uint8:
@@ -181,11 +167,8 @@ def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
 
 
 def as_pt2(program: ExportedProgram, classes: str) -> Written:
-    """Return a file for torch.export.load, which holds the names of the classes in its
-    extra file classes.json, and a function that runs the file on a batch.
-
-    classes: A JSON list of names.
-    """
+    """Return a file for torch.export.load, with the names of the classes, a JSON list,
+    in its extra file classes.json."""
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"classes.json": classes})
     buffer.seek(0)
@@ -193,14 +176,9 @@ def as_pt2(program: ExportedProgram, classes: str) -> Written:
 
 
 def as_onnx(program: ExportedProgram, classes: str) -> Written:
-    """Return a file for ONNX Runtime, which holds the names of the classes in its
-    metadata, and a function that runs the file on a batch.
-
-    The input is named `inputs`, the output `outputs`. The file is run on the CPU.
-
-    classes: A JSON list of names.
-    Raise UserError if the packages for ONNX are missing.
-    """
+    """Return a file for ONNX Runtime, with the names of the classes in its metadata.
+    The input is named `inputs`, the output `outputs`. Raise UserError if the packages
+    for ONNX are missing."""
     try:
         import onnxscript  # noqa: F401  # torch.onnx needs it
         from onnxruntime import InferenceSession
@@ -222,7 +200,6 @@ def as_onnx(program: ExportedProgram, classes: str) -> Written:
     session = InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run_file(batch: Tensor) -> Tensor:
-        """Return the outputs of the file for a batch."""
         (outputs,) = session.run(None, {"inputs": batch.numpy()})
         return torch.from_numpy(outputs)
 

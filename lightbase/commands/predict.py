@@ -1,10 +1,9 @@
 """Predict with a checkpoint: what predict_step of its LightningModule returns.
 
-Read `run` first. `batches_of` or `loader_of_split` gives the batches, and `run_loop`
-predicts them by Lightning's loop. The outputs of all samples are kept in memory, and
-then written as arrays (`write_arrays`), as masks (`write_masks`) or as a table, whose
+Read `run` first. `run_loop` predicts batches by Lightning's loop. The outputs of all
+samples are kept in memory, and then written as arrays, as masks or as a table, whose
 columns depend on the task of the module (`prediction_columns`). `predict` is for
-Python: it takes arrays, too, and returns the outputs.
+Python.
 """
 
 import copy
@@ -65,18 +64,14 @@ Columns = dict[str, Names]
 
 def run(options: Namespace) -> None:
     """Write or print the predictions. Exit with status 1 if a file cannot be read.
-
-    --output decides the form. FILE.npz holds all tensors. Masks go into a folder. Other
-    predictions are a table, in FILE.csv or printed.
-    """
+    FILE.npz holds all tensors, masks go into a folder, and other predictions are a
+    table."""
     spec, model, data = open_checkpoint(options)
     config = spec.config.trainer
     check_one_device(config)
     # a plain LightningModule may have no task; then its outputs are numbers
     task: str | None = getattr(model, "task", None)
     is_npz = options.output is not None and options.output.suffix.lower() == ".npz"
-    if task == "segmentation" and not is_npz:
-        check_form(options.output, is_mask=True)
     names: Names = []
     unreadable: Names = []
     if options.files:
@@ -116,7 +111,7 @@ def write_single(
     task: str | None,
 ) -> None:
     """Write the outputs of a predict_step that returns one tensor: masks into a folder,
-    and others as a table. Raise UserError if it returns several tensors."""
+    and others as a table."""
     if outputs.keys() - {"prediction"}:
         raise UserError(
             f"predict_step returns {', '.join(outputs)}, which does not fit a table",
@@ -125,34 +120,18 @@ def write_single(
         )
     rows = outputs["prediction"]
     is_mask = bool(rows) and rows[0].dim() == 2 and not rows[0].is_floating_point()
-    check_form(options.output, is_mask)
-    if is_mask:
-        write_masks(options.output, names, rows)
-        return
-    columns = prediction_columns(rows, data, task, options)
-    write_table(options, names, columns | true_columns(true, data, task))
-
-
-def check_form(output: Path | None, is_mask: bool) -> None:
-    """Raise UserError if masks would become a table, or other predictions masks.
-
-    output: A folder for masks, a CSV file, or None for a table that is printed.
-    """
-    is_folder = output is not None and output.suffix == ""
+    is_folder = options.output is not None and options.output.suffix == ""
     if is_mask != is_folder:
         raise UserError(
             "for masks give --output FOLDER or FILE.npz",
             "for other predictions FILE.csv or FILE.npz",
             2,
         )
-
-
-def write_table(options: Namespace, names: Names, columns: Columns) -> None:
-    """Write a CSV file, or print a table without --output.
-
-    names: The first column.
-    columns: The others, which have the same length.
-    """
+    if is_mask:
+        write_masks(options.output, names, rows)
+        return
+    columns = prediction_columns(rows, data, task, options)
+    columns |= true_columns(true, data, task)
     first = "file" if options.files else "sample"
     table = [(first, *columns), *zip(names, *columns.values(), strict=True)]
     if options.output is None:
@@ -162,9 +141,8 @@ def write_table(options: Namespace, names: Names, columns: Columns) -> None:
 
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
-    """Return batches of the samples of a split, in the order of the data set.
-
-    A plain LightningDataModule gives its own loader, in the order of this loader.
+    """Return batches of the samples of a split, in the order of the data set, or of the
+    own loader of a plain LightningDataModule.
 
     split: "train", "val" or "test".
     Raise UserError unless the split has one loader of a data set with a length.
@@ -185,13 +163,8 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
 
 
 def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
-    """Yield batches of at most BATCH_SIZE samples.
-
-    A batch that is one tensor has no targets. It becomes the pair (inputs, None), which
-    predict_step takes.
-
-    data: A BaseDataModule makes batches of its samples. Others get those of torch.
-    """
+    """Yield batches of at most BATCH_SIZE samples. A batch that is one tensor has no
+    targets, and becomes the pair (inputs, None), which predict_step takes."""
     collate, keeps_float64 = default_collate, False
     if isinstance(data, BaseDataModule):
         collate, keeps_float64 = data.collate, data.keeps_float64
@@ -205,10 +178,8 @@ def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
 def samples_in(
     data: Any, paths: list[Path], names: Names, unreadable: Names
 ) -> Iterator[Any]:
-    """Yield each sample in the files. A folder means all images below it, and a file
-    may have any name.
+    """Yield each sample in the files. A folder means all images below it.
 
-    data: The data module, which reads the files.
     names: Gets the names of the samples.
     unreadable: Gets an error for each path that cannot be read.
     Raise UserError unless `data` is a BaseDataModule, which has `read_inputs`.
@@ -238,9 +209,7 @@ def run_loop(
     tests. Return the outputs of predict_step by the names of `rows_by_name`, and the
     targets, which are empty if those of a batch are not one tensor.
 
-    model, data: They stay as they are. Some hooks of copies are replaced: the loop
-        takes the batches from them, and what it predicts is kept on the CPU.
-    batches: A loader, or any object that can be iterated.
+    model, data: They stay as they are: hooks of copies are replaced.
     with_masks: Of a segmentation keep the class of each pixel. Its probabilities, one
         for each class, would take more memory.
     """
@@ -276,10 +245,9 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
     """Return the outputs for a batch as {name: rows}. Rows are a tensor (N, ...), or a
     list with a value for each sample.
 
-    outputs: What predict_step returns. A single tensor gets the name "prediction". The
-        tensors of a dict keep their names. The tensors of a tuple or list are named
-        "0", "1" and so on. A list of dicts has a dict for each sample, as detectors
-        return it.
+    outputs: What predict_step returns: a tensor, named "prediction"; a dict; a tuple or
+        list, whose tensors are named "0", "1" and so on; or a list with a dict for each
+        sample, as detectors return it.
     """
     if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict):
         return {name: [sample[name] for sample in outputs] for name in outputs[0]}
@@ -332,11 +300,9 @@ def predict(run: Any, inputs: Any) -> Any:
 
 
 def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
-    """Return inputs as a tensor (N, ...), or a list of arrays or other structures as it
-    is, and whether they were one sample without N.
-
-    data: If its inputs are one tensor, shape and dtype of `inputs` have to fit.
-    """
+    """Return inputs as a tensor (N, ...), or a list of samples as it is, and whether
+    they were one sample without N. If the data's inputs are one tensor, shape and dtype
+    have to fit."""
     spec = None
     if isinstance(data, BaseDataModule):
         spec = data.input_spec
@@ -360,11 +326,9 @@ def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
 
 
 def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
-    """Write an npz file with an array (N, ...) for each name of `outputs`. If the
-    samples differ in shape, it has an array NAME.i for each sample i.
-
-    names: The names of the samples; they are the array `names`.
-    """
+    """Write an npz file with an array (N, ...) for each name of `outputs`, or an array
+    NAME.i for each sample i if the samples differ in shape. The names of the samples
+    are the array `names`."""
     content = {"names": np.array(names)}
     for name, rows in outputs.items():
         arrays = [numpy_array(row) for row in rows]
@@ -385,13 +349,9 @@ def numpy_array(tensor: Tensor) -> np.ndarray:
 
 
 def write_masks(folder: Path, names: Names, rows: Rows) -> None:
-    """Write a palette image for each sample, whose pixels are the class numbers.
-
-    folder: It is made if it is missing.
-    names: The names of the samples. The mask of photo.jpg is photo.png.
-    rows: Class numbers (H, W), at most 255.
-    Raise UserError if an input or another mask would be overwritten.
-    """
+    """Write a palette image for each sample, whose pixels are the class numbers, at
+    most 255. The mask of photo.jpg is photo.png. Raise UserError if an input or another
+    mask would be overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{Path(name).stem}.png" for name in names]
     files = {path.resolve() for path in [*paths, *map(Path, names)]}
@@ -418,8 +378,6 @@ def prediction_columns(
     """Return the columns of the predictions for a table: classes, labels, texts or
     numbers.
 
-    data: The data module, which knows the classes and how to write a text.
-    task: The attribute `task` of the module.
     options: `top_k`, `probabilities` and `threshold` as in predict.py --help.
     Raise UserError if the options do not fit the task or the outputs.
     """
@@ -452,13 +410,8 @@ def prediction_columns(
 
 
 def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
-    """Return the column of true classes, or the columns of true numbers. Other tasks
-    have no such column. A class below 0, such as -100, means a sample without a label
-    and is a number.
-
-    true: The targets of the samples; empty if there are none.
-    task: The attribute `task` of the module.
-    """
+    """Return the column of true classes, or the columns of true numbers. A class below
+    0, such as -100, means a sample without a label and is a number."""
     if task == "multiclass" and true:
         classes = torch.stack(true).flatten().tolist()
         names = dict(enumerate(class_names(data, 0)))
@@ -472,8 +425,6 @@ def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
     """Return the columns of the likeliest classes.
 
     values: Probabilities (N, classes).
-    names: The names of the classes.
-    Raise UserError if there are fewer classes than `top_k`.
     """
     if top_k > len(names):
         raise UserError(f"--top_k {top_k}: there are {len(names)} classes", status=2)
@@ -487,10 +438,7 @@ def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
 
 
 def number_columns(rows: list[Tensor], name: str) -> Columns:
-    """Return a column NAME of numbers, or columns NAME_i if a sample has several.
-
-    rows: A tensor of one shape for each sample.
-    """
+    """Return a column NAME of numbers, or columns NAME_i if a sample has several."""
     values = torch.stack(rows).reshape(len(rows), -1)
     if values.shape[1] == 1:
         return {name: texts(values[:, 0], ".6g")}
@@ -499,5 +447,4 @@ def number_columns(rows: list[Tensor], name: str) -> Columns:
 
 
 def texts(values: Tensor, form: str) -> Names:
-    """Return texts of numbers (N,), in this form, such as ".4f"."""
     return [f"{value:{form}}" for value in values.tolist()]

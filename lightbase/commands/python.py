@@ -1,8 +1,7 @@
-"""`lightbase.train` and `lightbase.load` for scripts and notebooks, and the pictures
-that show what a network gets right and wrong.
+"""`lightbase.train`, `lightbase.load` and the pictures of what a network gets right and
+wrong, for scripts and notebooks.
 
-`train` does what scripts/train.py does, with a config file or with objects. The
-pictures are those of TensorBoard, see lightbase/watch/figures.py.
+`train` does what scripts/train.py does, with a config file or with objects.
 """
 
 import inspect
@@ -163,10 +162,7 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
 
 
 def check_takes_effect(flags: dict[str, Any], classes: dict[str, Any]) -> None:
-    """Raise UserError for a setting of a part of the run that is an object.
-
-    classes: The parts that are objects: "model", "data" or both.
-    """
+    """Raise UserError for a setting of a part of the run that is an object."""
     objects = tuple(f"{part}." for part in classes)
     for name in flags:
         if name.startswith(objects):
@@ -183,14 +179,11 @@ def class_config(value: object) -> dict[str, Any]:
 
 
 def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Return (arguments of a command line, objects).
+    """Return (arguments of a command line, objects). A value that JSON can hold becomes
+    an argument such as "--model.lr=0.01", and so does a tensor or an array. Other
+    values, such as callbacks, are returned by the names of the Trainer's arguments.
 
-    A value that JSON can hold becomes an argument such as "--model.lr=0.01". So does a
-    tensor, and an array or scalar of NumPy. A command line cannot hold other values,
-    such as callbacks. They are returned by the names of the Trainer's arguments.
-
-    settings: The values by the names of flags. An argument of Lightning's Trainer, such
-        as max_epochs, is a flag without "trainer.", too.
+    settings: The values by the names of flags, or of arguments of Lightning's Trainer.
     """
     trainer_arguments = inspect.signature(Trainer).parameters
     args: list[str] = []

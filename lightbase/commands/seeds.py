@@ -1,14 +1,13 @@
-"""`train.py --seeds 5`: one experiment with several seeds, and numbers with their
-spread: the mean over repeated runs, and the difference of two settings.
+"""`train.py --seeds 5`: one experiment with several seeds, the mean of repeated runs,
+and the difference of two settings.
 
 Read `train_seeds` first. The run of seed 3 is NAME/seed_3. The same command continues
-what was interrupted: a complete run is not trained again, and an incomplete one
-continues from its newest state.
+what was interrupted.
 
 The intervals of `spread` and `difference` are Student's and hold for independent runs,
-such as runs that differ in the seed only. For folds they are too narrow, because folds
-share most of their training samples (Bengio and Grandvalet, "No unbiased estimator of
-the variance of k-fold cross-validation", 2004). runs.py uses them without torch.
+such as runs that differ in the seed only. For folds they are too narrow (Bengio and
+Grandvalet, "No unbiased estimator of the variance of k-fold cross-validation", 2004).
+runs.py uses them without torch.
 """
 
 import argparse
@@ -16,9 +15,8 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +34,8 @@ NOT_COMPARED = (*SAME_TRAINING_KEYS, "seed_everything")
 
 
 def split_seeds(args: Sequence[str]) -> tuple[list[int], bool, list[str]]:
-    """Return the seeds of --seeds, whether each has its own split (--data.split_seed
-    seed), and the other arguments. Without --seeds there are no seeds."""
+    """Return the seeds of --seeds, if any, whether each has its own split
+    (--data.split_seed seed), and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--seeds", nargs="?", const="")
     options, others = parser.parse_known_args(args)
@@ -80,11 +78,11 @@ def train_seeds(
     """Train an experiment with each seed, and print the mean of each metric with its
     spread. Return {metric: {n, mean, deviation, low, high}}.
 
-    An error ends the run of its seed, and not the others. A signal ends all.
+    An error ends the run of its seed only. A signal ends all.
 
     root: The folder of all runs.
     config: The settings that each run has to have.
-    args: The arguments of train.py that describe the experiment.
+    args: The arguments of train.py.
     has_own_splits: Whether data.split_seed is the seed of each run.
     train: A function that trains a run by the arguments of train.py.
     Raise UserError if an earlier run of this name has other settings, or if a seed has
@@ -131,14 +129,12 @@ def train_seeds(
 
 
 def is_complete(run: Path, with_test: bool) -> bool:
-    """Return whether a run has ended, and with `with_test` whether it has been tested:
-    an earlier command may have had --test false."""
+    """Return whether a run has ended, and with `with_test` has been tested, too."""
     file = run / "metrics.json"
     return file.is_file() and (not with_test or "test/" in file.read_text())
 
 
 def compared_settings(config: Any) -> dict[str, Any]:
-    """Return the settings that all runs of a command have in common, by flag."""
     settings = flatten(config)
     return {key: settings[key] for key in settings if key not in NOT_COMPARED}
 
@@ -146,10 +142,9 @@ def compared_settings(config: Any) -> dict[str, Any]:
 def summarize(
     folder: Path, seeds: list[int], failures: dict[int, str]
 ) -> dict[str, Any]:
-    """Print the mean and the spread of each metric, and write them to seeds.json in
-    ROOT/NAME. Return {metric: {n, mean, deviation, low, high}}.
+    """Print the mean and the spread of each metric, and write them to seeds.json.
 
-    folder: ROOT/NAME, which holds the runs.
+    folder: ROOT/NAME.
     failures: {seed: the first line of the error}. The means are of the other seeds.
     """
     runs = {}
@@ -161,7 +156,7 @@ def summarize(
     for metric in values:
         total = spread([*values[metric].values()], metric)
         say(f"{metric} {total.text('seeds')}")
-        spreads[metric] = asdict(total)
+        spreads[metric] = total._asdict()
     content = {"metrics": spreads, "values": values, "failures": failures}
     folder.mkdir(parents=True, exist_ok=True)  # all runs may have failed
     file = folder / "seeds.json"
@@ -174,12 +169,9 @@ QUANTILE = 0.975
 """Of Student's distribution: 2.5 % lie beyond each end of an interval."""
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """The mean of a number over repeated runs.
 
-    n: The number of runs.
-    mean: Their mean.
     deviation: Their standard deviation, with the divisor n - 1. NaN for a single run.
     low, high: The 95 % confidence interval of the mean. NaN for a single run.
     """
@@ -191,11 +183,6 @@ class Spread:
     high: float
 
     def text(self, runs: str = "runs") -> str:
-        """Return `0.9654 ± 0.002508 (5 runs), 95 % confidence interval of the mean
-        0.9623 to 0.9685`.
-
-        runs: What the runs differ in, such as "seeds".
-        """
         if self.n == 1:
             return f"{as_text(self.mean)} (1 of the {runs})"
         text = f"{as_text(self.mean)} ± {as_text(self.deviation)} ({self.n} {runs})"
@@ -203,25 +190,21 @@ class Spread:
         return f"{text}, 95 % confidence interval of the mean {interval}"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two settings: the mean of the second minus that of the first.
+class Difference(NamedTuple):
+    """The mean of a second setting minus that of a first, and its 95 % confidence
+    interval.
 
-    low, high: The 95 % confidence interval of the difference of the means.
-    is_paired: Whether runs of equal seeds were compared one by one.
+    method: "paired by seed" or "Welch".
     """
 
     value: float
     low: float
     high: float
-    is_paired: bool
+    method: str
 
     def text(self) -> str:
-        """Return `+0.0041, 95 % confidence interval +0.0012 to +0.007 (paired by
-        seed)`."""
-        method = "paired by seed" if self.is_paired else "Welch"
         interval = f"95 % confidence interval {self.low:+.4g} to {self.high:+.4g}"
-        return f"{self.value:+.4g}, {interval} ({method})"
+        return f"{self.value:+.4g}, {interval} ({self.method})"
 
 
 def spread(values: Sequence[float], metric: str = "") -> Spread:
@@ -248,17 +231,15 @@ def spread(values: Sequence[float], metric: str = "") -> Spread:
 
 
 def difference(first: dict[int, float], second: dict[int, float]) -> Difference:
-    """Return the difference of two settings.
-
-    If both have the same seeds, runs of equal seeds are compared in pairs. Otherwise
-    the interval is that of Welch, "The generalization of Student's problem when several
-    different population variances are involved", 1947.
+    """Return the difference of two settings: in pairs if both have the same seeds,
+    otherwise with the interval of Welch, "The generalization of Student's problem when
+    several different population variances are involved", 1947.
 
     first, second: {seed: value} of at least two runs.
     """
     if first.keys() == second.keys():
         pairs = spread([second[seed] - first[seed] for seed in first])
-        return Difference(pairs.mean, pairs.low, pairs.high, is_paired=True)
+        return Difference(pairs.mean, pairs.low, pairs.high, "paired by seed")
     values = [np.array([*group.values()]) for group in (second, first)]
     value = float(values[0].mean() - values[1].mean())
     low = high = value
@@ -267,4 +248,4 @@ def difference(first: dict[int, float], second: dict[int, float]) -> Difference:
 
         test = stats.ttest_ind(*values, equal_var=False)
         low, high = map(float, test.confidence_interval(0.95))
-    return Difference(value, low, high, is_paired=False)
+    return Difference(value, low, high, "Welch")

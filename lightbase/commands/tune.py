@@ -1,19 +1,14 @@
-"""Find a batch size and a learning rate for an experiment before training it.
-
-Lightning's finders make the searches. Each one begins with the same weights, which
-Lightning restores. Nothing is changed in the config: the user adds the suggested flags
-to the next command.
-"""
+"""Find a batch size and a learning rate for an experiment before training it, by
+Lightning's finders. The user adds the suggested flags to the next command."""
 
 from argparse import Namespace
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightbase.commands.train import parse
 from lightbase.compat import quiet_lightning
-from lightbase.config.errors import UserError, first_line
+from lightbase.config.errors import UserError
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.names import flatten
 from lightbase.config.spec import as_values
@@ -30,11 +25,8 @@ RATES = ("model.lr", "model.learning_rate")
 
 
 def run(options: Namespace) -> list[str]:
-    """Print and return the suggested flags, such as ["--model.lr", "0.012"].
-
-    The batch size is searched first, and the learning rate is searched with the new
-    batch size. The picture lr.png is in the folder NAME_tune/version_N.
-    """
+    """Print and return the suggested flags, such as ["--model.lr", "0.012"]. The batch
+    size is searched first, and the learning rate with the new batch size."""
     quiet_lightning()
     spec, model, data = parse(options.others)
     check_one_device(spec.config.trainer)
@@ -62,10 +54,7 @@ def run(options: Namespace) -> list[str]:
         num_sanity_val_steps=0,
         check_val_every_n_epoch=1_000_000,
     )
-    try:
-        trainer.fit(model, data)
-    except MisconfigurationException as error:
-        raise UserError(first_line(error), "see --find") from error
+    trainer.fit(model, data)
     suggested = []
     if "batch_size" in finders:
         size = finders["batch_size"].optimal_batch_size
@@ -90,12 +79,9 @@ def make_finders(options: Any, data: Any) -> dict[str, Any]:
     """Return the finders of --find, in the order in which they search. The data is
     loaded.
 
-    The batch size begins with 2 samples, and is doubled until the memory is full. It
-    stays at most --max_batch_size and the number of training samples.
-
-    The learning rate grows from --min_lr to --max_lr in --num_steps training steps.
-    Lightning smooths the losses, and ends the search early if the loss is above four
-    times its lowest value. It suggests the rate at which the loss falls fastest.
+    The batch size begins with 2 samples, and is doubled until the memory is full, at
+    most to --max_batch_size and the number of training samples. The learning rate grows
+    from --min_lr to --max_lr in --num_steps training steps.
     """
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):

@@ -1,20 +1,18 @@
 """Runs side by side: their progress, their results, and the settings in which they
 differ.
 
-torch is not imported, and matplotlib and TensorBoard are for --plot only, so the table
-appears at once. Read `run` first. It reads the folders of the runs (`find_runs`,
-`read_run`), makes a row for each run (`as_rows`), and then prints the rows or writes a
-file.
+Read `run` first. torch is not imported, and matplotlib and TensorBoard only for --plot,
+so the table appears at once.
 """
 
 import io
-import itertools
 import logging
 import math
 import os
 import re
 import sys
 from argparse import Namespace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +36,8 @@ Rows = list[Row]
 
 
 def position(row: Row, column: str, mode: str | None) -> float:
-    """Return a number that sorts rows by a column. Rows without a number are last.
-
-    mode: "max" if the largest number comes first; otherwise the smallest one does.
-    """
+    """Return a number that sorts rows by a column, with mode "max" the largest first.
+    Rows without a number are last."""
     value = row.get(column)
     if not isinstance(value, int | float):
         return math.inf
@@ -51,11 +47,8 @@ def position(row: Row, column: str, mode: str | None) -> float:
 
 
 def best_checkpoint(runs: Runs) -> Path:
-    """Return best.ckpt of the run with the best validation, never by the test.
-
-    Raise UserError if the runs do not have one monitored metric. Runs without a best
-    value, such as new ones, do not count.
-    """
+    """Return best.ckpt of the run with the best validation. Runs without one do not
+    count. Raise UserError if the runs do not have one monitored metric."""
     measured = [run for run in runs if "best" in run.progress]
     metrics = {run.progress["monitor"]: run.progress["mode"] for run in measured}
     if len(metrics) != 1:
@@ -69,16 +62,13 @@ def best_checkpoint(runs: Runs) -> Path:
 
 
 def as_rows(runs: Runs) -> Rows:
-    """Return a row for each run. All rows have the same columns: first the results,
-    then the settings in which the runs differ. A run has None where it has no value.
-
-    A run without a config, such as a damaged one, is left out of the comparison.
-    """
+    """Return a row for each run, all with the same columns: the results, then the
+    settings in which the runs differ."""
     columns: Row = {}
     for run in runs:
         columns |= run.results
     configs = [run.settings for run in runs if run.settings]
-    for key in dict.fromkeys(itertools.chain(*configs)):
+    for key in dict.fromkeys(chain(*configs)):
         num_values = len({repr(config.get(key)) for config in configs})
         if num_values > 1 and key not in SAME_TRAINING_KEYS:
             columns[key] = None
@@ -90,25 +80,17 @@ def as_rows(runs: Runs) -> Rows:
 
 
 def setting_of(run: RunInfo) -> Row:
-    """Return the settings of a run without those that may differ in a group."""
     return {x: run.settings[x] for x in run.settings if x not in NOT_GROUPED}
 
 
 def as_groups(runs: Runs) -> Rows:
-    """Return a row for each setting: its runs differ in seed, split or fold alone. It
-    has their number `n`, how many are not finished, and the mean and the standard
-    deviation of each metric of the finished ones. All rows have the same columns.
-
-    Of several runs of one training, such as two starts with one seed, the newest
-    finished one counts.
-    """
+    """Return a row for each setting: the number `n` of its runs, how many are not
+    finished, and the mean and the standard deviation of each metric of the finished
+    ones."""
     from lightbase.commands.seeds import spread  # scipy takes a second
 
-    groups: dict[str, Runs] = {}
-    for run in runs:
-        groups.setdefault(repr(setting_of(run)), []).append(run)
     means = []
-    for group in map(without_repeats, groups.values()):
+    for group in groups_of(runs):
         finished = [x for x in group if x.results["status"] == "finished"]
         names = [run.results["name"] for run in group]
         # runs of --seeds are NAME/seed_1, NAME/seed_2, ...
@@ -121,25 +103,22 @@ def as_groups(runs: Runs) -> Rows:
     return as_rows(means)
 
 
-def without_repeats(runs: Runs) -> Runs:
-    """Return the runs of a setting, each training once. Runs without a seed stay."""
-    kept: dict[str, RunInfo] = {}
+def groups_of(runs: Runs) -> list[Runs]:
+    """Return the runs of each setting. Of several runs of one training, such as two
+    starts with one seed, the newest finished one counts."""
+    groups: dict[str, dict[str, RunInfo]] = {}
     for run in sorted(runs, key=lambda run: run.results["status"] == "finished"):
-        key: Any = [run.settings.get(name) for name in REPEATED]
-        if key[0] is None:
-            key = run.folder
-        kept[str(key)] = run
-    return list(kept.values())
+        training: Any = [run.settings.get(name) for name in REPEATED]
+        if training[0] is None:
+            training = run.folder
+        groups.setdefault(repr(setting_of(run)), {})[str(training)] = run
+    return [[*group.values()] for group in groups.values()]
 
 
 def compare(root: Path, names: list[str], with_test: bool) -> None:
-    """Print the difference of two settings for each metric, with its interval. The test
-    metrics are left out without `with_test`.
-
-    names: The NAME of each setting. Its runs have to differ in the seed alone.
-    Raise UserError unless there are two names, with at least two finished runs each,
-    and a metric.
-    """
+    """Print the difference of two settings for each metric, with its interval. Raise
+    UserError unless there are two names, with at least two finished runs each, and a
+    metric."""
     from lightbase.commands.seeds import difference, spread
 
     if len(names) != 2:
@@ -160,46 +139,34 @@ def compare(root: Path, names: list[str], with_test: bool) -> None:
 def numbers_by_seed(
     root: Path, name: str, with_test: bool
 ) -> dict[str, dict[int, float]]:
-    """Return {metric: {seed: number}} of the finished runs of a name. Of two runs with
-    one seed, the newest counts. Raise UserError if there are fewer than two seeds, or
-    if the runs differ in other settings: their mean would be of no setting."""
+    """Return {metric: {seed: number}} of the finished runs of a name. Raise UserError
+    if they are not of one setting with two or more seeds."""
     runs = find_runs(root, [name], with_test)
-    runs = [run for run in runs if run.results["status"] == "finished"]
-    settings = [(setting_of(run), run.settings.get("data.fold")) for run in runs]
-    if any(setting != settings[0] for setting in settings):
+    groups = groups_of([run for run in runs if run.results["status"] == "finished"])
+    by_seed = {run.settings["seed_everything"]: run for run in chain(*groups)}
+    if len(groups) != 1 or len(by_seed) < max(2, len(groups[0])):
         raise UserError(
-            f"--compare {name}: its runs differ in more than the seed",
-            f"runs.py {name} shows in what; give a NAME with one setting",
-            2,
-        )
-    by_seed = {run.settings["seed_everything"]: run for run in runs}
-    if len(by_seed) < 2:
-        raise UserError(
-            f"--compare {name}: {len(by_seed)} finished runs with other seeds",
-            f"train.py --seeds 5 --name {name} trains some",
+            f"--compare {name} needs two or more finished runs of one setting, with "
+            "different seeds",
+            f"runs.py {name} shows their settings; train.py --seeds 5 trains such runs",
             2,
         )
     return numbers_of(by_seed)
 
 
 def short_text(value: Any) -> str:
-    """Return a cell for people: `as_text`, with classes without their module."""
+    """Return a cell for people, with classes without their module."""
     return re.sub(r"^[\w.]+\.(?=[A-Z]\w*$)", "", as_text(value))
 
 
 def print_table(rows: Rows) -> None:
-    """Print rows with the same columns; at least one row."""
     cells = [map(short_text, row.values()) for row in rows]
     print("\n".join(as_table([[*rows[0]], *map(list, cells)])))
 
 
 def read_curves(folder: Path) -> dict[str, Any]:
-    """Return the curves of training and validation in TensorBoard's files, {name: list
-    of points with `step` and `value`}. The curves of single classes, such as
-    val_acc/cat, are left out.
-
-    folder: The folder of a run.
-    """
+    """Return the curves of training and validation in TensorBoard's files, {name:
+    points with `step` and `value`}, without those of single classes."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # it warns of points before a resume
@@ -215,16 +182,12 @@ def read_curves(folder: Path) -> dict[str, Any]:
 
 def draw_curves(runs: Runs, file: Path) -> None:
     """Draw a chart for each curve of training and validation, with a color for each
-    run.
-
-    file: A path that ends with .png, .pdf or .svg. An existing file is replaced.
-    Raise UserError if there are no curves.
-    """
+    run. Raise UserError if there are no curves."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     curves = [read_curves(run.folder) for run in runs]
-    names = sorted(set(itertools.chain(*curves)))
+    names = sorted(set(chain(*curves)))
     if not names:
         raise UserError(
             f"--plot {file} needs runs with curves in TensorBoard's files", status=2

@@ -1,15 +1,12 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
-Read `run` first, and then `Sweep.train_trials`: it shows how several processes share
-the trials, and how an interrupted trial is continued. The file `study.journal` in the
-sweep's folder is Optuna's: it holds the settings of the sweep and the values, states
-and results of its trials.
+Read `run` first, then `Sweep.train_trials`: it shows how several processes share the
+trials, and how an interrupted trial continues. `study.journal` in the sweep's folder is
+Optuna's file of settings, trials and results.
 
-A sweep of the folds of a cross-validation ends with the numbers of each fold and those
-of all samples together. The folds share most of their training samples, so their
-results are not independent. Their range is printed, and no standard error: it would be
-too small (Bengio and Grandvalet, "No unbiased estimator of the variance of k-fold
-cross-validation", 2004).
+Folds share most of their training samples. So their range is printed, and no standard
+error, which would be too small (Bengio and Grandvalet, "No unbiased estimator of the
+variance of k-fold cross-validation", 2004).
 """
 
 import contextlib
@@ -39,7 +36,7 @@ from lightbase.commands.train import parse, train_parsed
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import DISK_ERRORS, read_json, relative_to_cwd
+from lightbase.config.files import read_json, relative_to_cwd
 from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import as_values
 from lightbase.data.module import BaseDataModule
@@ -77,11 +74,8 @@ REPEATS = ["data.fold", "seed_everything"]
 
 
 def run(options: Namespace) -> Study:
-    """Train the trials, print the results, and return the study with the trials.
-
-    The same command continues a sweep that was interrupted. After a signal the message
-    says so.
-    """
+    """Train the trials, print the results, and return the study. The same command
+    continues an interrupted sweep."""
     quiet_lightning()
     sweep = begin(options)
     folder = relative_to_cwd(sweep.folder)
@@ -101,10 +95,6 @@ Flags = list[str]  # of train.py
 
 
 def train_run(args: Flags) -> None:
-    """Train a trial, or continue it.
-
-    args: The arguments of train.py.
-    """
     train_parsed(*parse(args))
 
 
@@ -115,21 +105,19 @@ Values = dict[str, Any]  # by flag
 class Sweep:
     """Trials that several processes may train at once.
 
-    A process holds the lock of a trial's folder while it trains the trial. A trial that
-    is running and whose lock is free was interrupted; it is continued.
+    A process locks the folder of the trial that it trains. A running trial whose lock
+    is free was interrupted; it is continued.
 
-    study: The study in the sweep's folder. Its user attributes have the settings, and
-        the reason of each failure by the name of the trial's folder.
+    study: The study. Its user attributes have the settings, and the reason of each
+        failure by the name of the trial.
     lock: A process holds it while it adds a trial. See `open_study`.
-    folder: The sweep's folder, ROOT/NAME.
+    folder: ROOT/NAME.
     flags: The flags of train.py that all trials have.
     searches: Optuna's distributions by flag.
     grid: The values of each trial; empty with a range.
-    num_trials: How many trials the sweep has, in all processes.
+    num_trials: The number of trials of all processes.
     monitor: The metric that compares the trials. None in folds without a validation.
-    with_test: Whether each trial is tested. Trials that are compared are not, so that
-        nothing is chosen by a test.
-    seed: The values that Optuna chooses follow from it.
+    with_test: Whether each trial is tested. Trials that are compared are not.
     """
 
     study: Study
@@ -141,14 +129,13 @@ class Sweep:
     num_trials: int
     monitor: str | None
     with_test: bool
-    seed: int
 
     def train_trials(self) -> Iterator[FrozenTrial]:
         """Train trials until all have ended. Yield each trial that this process has
         trained.
 
-        The first round leaves out the trials that other processes train. The second
-        one waits for them, and continues a trial whose process has died.
+        The first round leaves out trials that other processes train. The second waits
+        for them, and continues a trial whose process has died.
         """
         for waits in (False, True):
             for number in range(self.num_trials):
@@ -160,14 +147,14 @@ class Sweep:
                     if not trial.state.is_finished():
                         self.train_trial(trial)
                         yield self.study.trials[number]
-                        free_memory()
+                        gc.collect()
+                        torch.cuda.empty_cache()
                 # a signal is only kept during a failed training and gc.collect
                 if SIGNALS.received:
                     raise Stopped(SIGNALS.received)
 
     def begin_trial(self, number: int) -> FrozenTrial:
-        """Return a trial. It is added to the study if it is new, and the trials before
-        it, too: the process that trains one of them may not have come so far."""
+        """Return a trial. New trials up to this number are added to the study."""
         with self.lock:
             for new in range(len(self.study.trials), number + 1):
                 # one line of the journal: after a kill the trial is there with all
@@ -177,12 +164,10 @@ class Sweep:
 
     def choose_trial(self, number: int) -> FrozenTrial:
         """Return a running trial with its values. They follow from the seed, the number
-        and the results of the finished trials; in a grid, from the number.
-
-        The sampler is made anew for each trial. So with one process, a sweep that was
-        interrupted chooses the same values as one that was not.
-        """
-        seeds = SeedSequence([self.seed, number]).generate_state(1)
+        and the results of the finished trials, so an interrupted sweep of one process
+        chooses the same values as another."""
+        seed = self.study.user_attrs["settings"]["seed_everything"]
+        seeds = SeedSequence([seed, number]).generate_state(1)
         sampler = optuna.samplers.TPESampler(seed=int(seeds[0]))
         study = optuna.create_study(direction=self.study.direction, sampler=sampler)
         study.add_trials(self.study.get_trials(states=[TrialState.COMPLETE]))
@@ -192,11 +177,11 @@ class Sweep:
         return study.trials[-1]
 
     def train_trial(self, trial: FrozenTrial) -> None:
-        """Train a trial, or continue it, and tell the study how it ended. What the
-        training prints goes to output.txt in the trial's folder.
+        """Train a trial, or continue it, and tell the study how it ended. Its output
+        goes to output.txt.
 
-        An error ends the trial, which then counts as failed, and not the sweep. A
-        signal and an error of the disk end both, and the trial counts as running.
+        An error ends the trial only. A signal or an error of the disk ends the sweep,
+        and the trial counts as running.
         """
         name = name_of(trial.number)
         run = self.folder / name / "version_0"
@@ -216,9 +201,8 @@ class Sweep:
                     best = progress["best"]
                 self.study.tell(trial.number, best)
             except Exception as error:
-                for cause in (error, error.__cause__):  # no result of a trial
-                    if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
-                        raise
+                if isinstance(error.__cause__ or error, OSError):  # such as a full disk
+                    raise
                 traceback.print_exc()
                 self.study.set_user_attr(
                     name, f"{type(error).__name__}: {first_line(error)}"
@@ -226,12 +210,8 @@ class Sweep:
                 self.study.tell(trial.number, state=TrialState.FAIL)
 
     def arguments(self, run: Path, values: Values) -> Flags:
-        """Return the arguments of train.py that train a trial from where it was
-        interrupted. What was left before the first checkpoint is removed.
-
-        run: The folder of the trial's run.
-        values: The values of the trial by flag.
-        """
+        """Return the arguments of train.py that train a trial, or continue it. The
+        files of a run without a checkpoint are removed."""
         place = [
             f"--name={self.folder.name}/{run.parent.name}",
             f"--trainer.default_root_dir={self.folder.parent}",
@@ -246,9 +226,8 @@ class Sweep:
 def begin(options: Namespace) -> Sweep:
     """Check the searches and the flags, prepare the data, and open the study.
 
-    options: The flags of sweep.py. `others` are flags of train.py.
-    Raise UserError if something is wrong, before anything is written. Raise it too if
-    an earlier start of this sweep had other settings.
+    Raise UserError if something is wrong, before anything is written, or if an earlier
+    start of this sweep had other settings.
     """
     searches = dict(map(read_search, options.search))
     grid = make_grid(searches)[: options.trials]
@@ -262,7 +241,12 @@ def begin(options: Namespace) -> Sweep:
     num_trials = len(grid) or options.trials
     if num_trials is None:
         raise UserError("--trials N: how many? a range has no end", status=2)
-    spec, model, data = parse_ends(searches, options.others)
+    # both ends of a range are parsed, and the first and the last value of a list: most
+    # mistakes are found here, and another wrong value ends its trial
+    for end in (-1, 0):
+        values = {flag: ends_of(searches[flag])[end] for flag in searches}
+        spec, model, data = parse([*options.others, *as_flags(values)])
+        check_one_device(spec.config.trainer)
     monitor = choose_monitor(spec.config, model, data)
     metric, mode = monitor or (None, "min")
     # folds of one setting estimate its test: nothing is chosen
@@ -292,30 +276,12 @@ def begin(options: Namespace) -> Sweep:
         num_trials,
         metric,
         with_test,
-        spec.config.seed_everything,
     )
 
 
-def parse_ends(searches: Values, flags: Flags) -> Any:
-    """Parse two commands: one with the last value of each list and the upper end of
-    each range, and one with the first values. Most mistakes are found here, before the
-    first training. A mistake in another value of a list ends its trial.
-
-    searches: The distributions by flag.
-    flags: The flags of train.py that all trials have.
-    Return what `parse` returns for the first values. Raise UserError for a wrong value,
-    and if a trial would use several devices.
-    """
-    for end in (-1, 0):
-        values = {flag: ends_of(searches[flag])[end] for flag in searches}
-        parsed = parse([*flags, *as_flags(values)])
-        check_one_device(parsed[0].config.trainer)
-    return parsed
-
-
 def as_row(sweep: Sweep, trial: FrozenTrial) -> Row:
-    """Return the values, the best value of the monitored metric, and the state of a
-    trial. A failed one has the reason. After a kill, a trial is still "running"."""
+    """Return the values of a trial, its best value, and its state, for a failed one
+    with the reason."""
     name = name_of(trial.number)
     state = trial.state.name.lower()
     if trial.state == TrialState.FAIL:
@@ -327,10 +293,8 @@ def as_row(sweep: Sweep, trial: FrozenTrial) -> Row:
 
 
 def show_results(sweep: Sweep) -> None:
-    """Print the trials, and the means of the folds or the best setting.
-
-    Raise UserError if no trial has finished, or if no setting can be the best.
-    """
+    """Print the trials, and the means of the folds or the best setting. Raise UserError
+    if no trial has finished."""
     print_table([as_row(sweep, trial) for trial in sweep.study.trials])
     if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
@@ -341,8 +305,6 @@ def show_results(sweep: Sweep) -> None:
 
 
 def print_folds(sweep: Sweep) -> None:
-    """Print mean and range of each metric over the folds, and its value over the test
-    samples of all folds together."""
     trials = sweep.study.get_trials(states=[TrialState.COMPLETE])
     runs = find_runs(sweep.folder, [name_of(trial.number) for trial in trials])
     pooled = pooled_metrics(sweep.folder.parent, [run.folder for run in runs])
@@ -354,9 +316,8 @@ def show_best(sweep: Sweep) -> None:
     commands that test its runs.
 
     A setting is the values of the flags that are not in `REPEATS`. Of equal means, the
-    one with the smaller deviation is the best, and then the first. A setting with a
-    failed trial cannot be the best: the others may have been lucky. Raise UserError if
-    each setting has one.
+    one with the smaller deviation is the best. A setting with a failed trial cannot be
+    the best: the others may have been lucky.
     """
     settings: dict[str, list[FrozenTrial]] = {}
     for trial in sweep.study.trials:
@@ -380,7 +341,6 @@ def show_best(sweep: Sweep) -> None:
 
 
 def values_of(trial: FrozenTrial) -> Values:
-    """Return the values of a trial by flag, without the flags of `REPEATS`."""
     return {flag: x for flag, x in trial.params.items() if flag not in REPEATS}
 
 
@@ -388,11 +348,9 @@ def as_mean(
     sweep: Sweep, trials: list[FrozenTrial], num_repeats: int
 ) -> dict[Any, Any]:
     """Return the values of a setting, the mean and the standard deviation (divisor n -
-    1) of the monitored metric over the `n` trials that have finished, and the 95 %
-    confidence interval of the mean. For folds, which share training samples, this
-    interval would be too narrow, so it is left out.
+    1) of the monitored metric over its finished trials, and the 95 % confidence
+    interval of the mean, which would be too narrow for folds.
 
-    trials: The trials of the setting. With --trials, the last setting may have fewer.
     num_repeats: The number of trials of a whole setting.
     """
     scores: list[Any] = [x.value for x in trials if x.state == TrialState.COMPLETE]
@@ -412,12 +370,8 @@ RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 def read_search(search: str) -> tuple[str, Any]:
     """Return the flag and Optuna's distribution of FLAG=log:1e-4..1e-1, FLAG=16..512 or
-    FLAG=a,b,c. The values of a list stay texts, as they are typed.
-
-    search: The text after --search.
-    Raise UserError if the values are neither a range nor a list, and for a range that
-    Optuna refuses, such as a range whose first end is larger.
-    """
+    FLAG=a,b,c. The values of a list stay texts. Raise UserError for other text, and for
+    a range that Optuna refuses."""
     flag, _, values = search.partition("=")
     match = RANGE.fullmatch(values)
     try:
@@ -437,8 +391,7 @@ def read_search(search: str) -> tuple[str, Any]:
 
 
 def read_range(log: str | None, low: str, high: str) -> Any:
-    """Return the distribution of a range. It is of whole numbers unless one of its ends
-    has a point or an exponent. Raise ValueError for a wrong range."""
+    """Return the distribution of a range, of integers if both ends are integers."""
     try:
         return IntDistribution(int(low), int(high), log=bool(log))
     except ValueError:
@@ -446,18 +399,14 @@ def read_range(log: str | None, low: str, high: str) -> Any:
 
 
 def ends_of(distribution: Any) -> tuple[Any, Any]:
-    """Return the first and the last value of a list, or the ends of a range."""
     if isinstance(distribution, Choices):
         return distribution.choices[0], distribution.choices[-1]
     return distribution.low, distribution.high
 
 
 def make_grid(searches: Values) -> list[Values]:
-    """Return the values of each trial, one for each combination. The last flag changes
-    fastest. Return an empty list if a flag has a range.
-
-    searches: Optuna's distributions by flag.
-    """
+    """Return the values of each trial, one for each combination; the last flag changes
+    fastest. With a range the list is empty."""
     if not all(isinstance(values, Choices) for values in searches.values()):
         return []
     combinations = itertools.product(*(x.choices for x in searches.values()))
@@ -465,69 +414,45 @@ def make_grid(searches: Values) -> list[Values]:
 
 
 def as_flags(values: Values) -> Flags:
-    """Return the arguments of train.py that set these values, such as
-    "--model.lr=0.01"."""
     return [f"--{flag}={value}" for flag, value in values.items()]
 
 
 def name_of(number: int) -> str:
-    """Return the name of a trial's folder, such as trial_007."""
     return f"trial_{number:03d}"
 
 
 def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
-    """Return the study in a sweep's folder, and the lock of its file. The folder and
-    the study are made if needed.
+    """Return the study in a sweep's folder, which is made if needed, and the lock of
+    its file. Raise UserError if an earlier start had other settings.
 
-    settings: What all starts have in common, for JSON: the config by flag, and
-        `search`.
-    mode: "min" if a lower value of the monitored metric is better, else "max".
-    Raise UserError if the file is damaged, or if an earlier start had other settings.
+    settings: The config by flag, and `search`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with lock:
-            file.touch()
-            # a full disk may have cut the last line: the next would be appended to it
-            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
-            study = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(file), lock)),
-                study_name=folder.name,
-                direction=f"{mode}imize",  # type: ignore[arg-type]
-                load_if_exists=True,
-            )
-            before = study.user_attrs.get("settings", settings)
-            study.set_user_attr("settings", before)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{file} cannot be read: {error!r}", "give another --name"
-        ) from error
+    with lock:
+        file.touch()
+        # a full disk may have cut the last line: the next would be appended to it
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(file), lock)),
+            study_name=folder.name,
+            direction=f"{mode}imize",  # type: ignore[arg-type]
+            load_if_exists=True,
+        )
+        before = study.user_attrs.get("settings", settings)
+        study.set_user_attr("settings", before)
     check_same_settings(folder, before, settings)
     return study, lock
 
 
-def free_memory() -> None:
-    """Free the memory of the GPU. Raise an error if the trial left it unusable: the
-    wait for the GPU reports errors of earlier steps."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
 class Pool(Callback):
-    """Adds the test samples of several checkpoints to one accumulator.
-
-    means: The accumulator. None before the first test.
-    """
+    """Adds the test samples of several checkpoints to one accumulator."""
 
     means: Accumulator | None = None
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let the accumulator of this test add its batches to the common one, too."""
         if isinstance(pl_module, BaseModule):
             test = pl_module.curves_callback.means["test"]
             if self.means is None:
@@ -538,27 +463,19 @@ class Pool(Callback):
 
 def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
     """Return the test metrics over the samples of all folds, each tested by the best
-    checkpoint of its fold: {test/acc: ..., test/num_samples: ...}. Each sample counts
-    once, and a metric such as F1 is computed from all predictions. Print a line and
-    return nothing if this is not possible.
+    checkpoint of its fold. A metric such as F1 is computed from all predictions.
 
-    root: The folder of all runs.
-    folders: The folder of each run, with one model and other folds of one data set.
+    root: The folder of all runs. folders: The folder of each run.
     """
     pool = Pool()
     for folder in folders:
-        path = folder / "checkpoints" / "best.ckpt"
-        if not path.is_file():
-            say(f"Nothing is pooled: {relative_to_cwd(path)} is missing")
-            return {}
         flags = [f"--trainer.default_root_dir={root}", "--trainer.devices=1"]
-        spec, model, data = load_run(path, flags)
+        spec, model, data = load_run(folder / "checkpoints" / "best.ckpt", flags)
         trainer = make_trainer(
             spec, model, first=[pool], logger=False, enable_checkpointing=False
         )
         run_test(trainer, model, data, None)
-    if pool.means is None:
-        say("Nothing is pooled: the module is not a BaseModule, or has no test")
+    if pool.means is None:  # not a BaseModule
         return {}
     metrics = pool.means.result(lambda x: x)  # one process has all samples
     num = int(metrics["test/num_samples"])
@@ -569,11 +486,10 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
 def fold_rows(
     numbers: dict[str, dict[Any, float]], pooled: dict[str, float]
 ) -> list[dict[str, Any]]:
-    """Return a row for each metric: the mean, the lowest and the highest value of the
-    folds, and the value of all folds together.
+    """Return a row for each metric: mean, lowest and highest value of the folds, and
+    the value of all folds together.
 
     numbers: {metric: {fold: value}}.
-    pooled: The result of `pooled_metrics`.
     """
     rows = []
     for metric in numbers:

@@ -1,7 +1,6 @@
 """Read and write files. A file is written completely or not at all."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -10,18 +9,6 @@ from typing import Any
 
 from lightbase.config.errors import UserError
 
-DISK_ERRORS = (
-    errno.ENOSPC,  # full
-    errno.EDQUOT,  # over quota
-    errno.EFBIG,  # a file over its limit, see ulimit -f
-    errno.EROFS,  # read-only
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.EISDIR,  # a folder in place of a file
-)
-"""Errors of the disk and its permissions, which the user has to mend."""
-
 
 def write_whole(
     path: Path, content: str | bytes | memoryview, way_out: str = ""
@@ -29,9 +16,7 @@ def write_whole(
     """Write a file completely or not at all: an earlier file survives a full disk or a
     crash. The content goes to .NAME.part in the same folder, which is then renamed.
 
-    way_out: The second line of the error.
-
-    Raise UserError if the file cannot be written.
+    Raise UserError, with this way out, if the file cannot be written.
     """
     if isinstance(content, str):
         content = content.encode()
@@ -55,8 +40,8 @@ def write_whole(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a run. Raise UserError for a file that
-    cannot be read."""
+    """Return the content of a JSON file of a run. Raise UserError if it cannot be
+    read."""
     try:
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -65,12 +50,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:
-    """Return JSON with null for NaN and infinity, which JSON lacks.
-
-    values: {key: value}. Only NaN and infinity directly in it are replaced; inside
-        lists and dicts they raise ValueError.
-    indent: Spaces for each level; None writes a single line.
-    """
+    """Return JSON with null for NaN and infinity, which JSON lacks, directly in
+    `values`."""
     finite = dict(values)
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -80,7 +61,7 @@ def json_text(values: dict[str, Any], indent: int | None = None) -> str:
 
 def relative_to_cwd(path: Path) -> str:
     """Return the path relative to the working folder if it lies below that folder, else
-    the path as it is. Messages are shorter this way."""
+    the path as it is."""
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return str(path)

@@ -1,8 +1,5 @@
-"""Helpers for the names of settings and metrics.
-
-A setting has the name of its flag: "model.net.sizes" for --model.net.sizes. A metric
-has the name of its curve: "val/acc".
-"""
+"""Helpers for the names of settings and metrics. A setting has the name of its flag, a
+metric that of its curve."""
 
 import re
 from typing import Any
@@ -35,8 +32,6 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
     """Return {name of the flag: value} for a nested config, such as {"model.lr": 0.01,
     "model.net": "my.models.mlp.MLP", "model.net.sizes": [2, 2]}.
 
-    The levels class_path and init_args are left out, as in flags.
-
     key: The name of the flag for the config itself; "" for all settings.
     """
     if not isinstance(config, dict):
@@ -51,11 +46,8 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def better_by_name(metric: str) -> str | None:
-    """Return "min" if lower values of a metric are better, "max" if higher ones are,
-    or None if the name does not tell.
-
-    Only the last word counts: "max" for val/top5_acc, "min" for val/mean_error.
-    """
+    """Return "min" if lower values of a metric are better, "max" if higher ones are, or
+    None if the last word of the name does not tell, such as acc in val/top5_acc."""
     word = metric.rpartition("/")[2].lower().rpartition("_")[2]
     if LOWER_IS_BETTER.fullmatch(word):
         return "min"

@@ -14,7 +14,6 @@ from pathlib import Path
 class Project:
     """The folders and names of the user's repository.
 
-    root: The folder of the repository.
     default_model: The import path of the LightningModule that a command trains if it
         names none.
     """
@@ -24,7 +23,7 @@ class Project:
 
     @property
     def package(self) -> str:
-        """The name of the user's package, which `scripts/rename.py` changes."""
+        """The name of the user's package."""
         return self.default_model.partition(".")[0]
 
     @property
@@ -34,7 +33,7 @@ class Project:
 
     @property
     def data(self) -> Path:
-        """The default folder of data sets, which downloads go to."""
+        """The default folder of data sets."""
         return self.root / "data"
 
     @property
@@ -43,8 +42,7 @@ class Project:
 
     @property
     def default_config(self) -> Path:
-        """The config file that `python scripts/train.py` trains. The user may have
-        deleted it."""
+        """The config file that `python scripts/train.py` trains. It may be missing."""
         return self.configs / "default.yaml"
 
     def found(self, path: str) -> Path:
@@ -57,11 +55,8 @@ class Project:
 
 def find_project(script: str) -> Project:
     """Return the repository: the nearest folder above the script whose pyproject.toml
-    has a table [tool.lightbase] with `default_model`. In a notebook, and for a script
-    outside of a repository, it is the folder that holds lightbase/.
-
-    script: The path of the program of this process.
-    """
+    has a table [tool.lightbase] with `default_model`. For other scripts and notebooks
+    it is the folder that holds lightbase/."""
     home = Path(__file__).parents[2]
     for root in (*Path(script).resolve().parents, home):
         file = root / "pyproject.toml"
@@ -76,13 +71,9 @@ PROJECT = find_project(sys.argv[0])
 
 
 def is_own(path: Path, root: str | None = None) -> bool:
-    """Return whether a file is the user's, so that classes which it names may be run.
-
-    The file has to lie in the repository's logs/, or below `root`, after symbolic links
-    are resolved.
-
-    root: The value of --trainer.default_root_dir, or None.
-    """
+    """Return whether a file is the user's, so that classes which it names may be run:
+    it lies in the repository's logs/, or below `root`, the value of
+    --trainer.default_root_dir, after symbolic links are resolved."""
     # realpath, unlike Path.resolve, takes links in a circle
     real = Path(os.path.realpath(path))
     folders = [PROJECT.logs]

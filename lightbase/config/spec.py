@@ -1,9 +1,7 @@
 """The record of a run: its settings, which of them the user named, and where it starts.
 
-Read `CommandLine` and `RunSpec` first. `CommandLine` reads the arguments of a command
-and its config files. `read_spec` makes a `RunSpec` of config files or of the settings
-in a checkpoint, and `new_spec` calls it for a new run. The rest checks settings and
-turns them into YAML.
+Read `CommandLine` and `RunSpec` first. `read_spec` makes a `RunSpec` of config files or
+of a checkpoint's settings. The rest checks settings and turns them into YAML.
 """
 
 import argparse
@@ -38,11 +36,7 @@ YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(No
 
 def first_parser() -> argparse.ArgumentParser:
     """Return a parser of the flags that decide how the other arguments are read.
-
-    These are --config, --model, --data, where the run is, and the flags in `SWITCHES`.
-    `RunSpec.parser` reads the other arguments: it can be made only after the model's
-    class is known.
-    """
+    `RunSpec.parser` reads the others, after the model's class is known."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False
     )
@@ -57,16 +51,14 @@ def first_parser() -> argparse.ArgumentParser:
 
 
 class CommandLine:
-    """The arguments of a command.
+    """The arguments of a command, without the name of the script.
 
-    args: The arguments as the shell splits them, without the name of the script.
-    configs: {path: content} of the --config files, in their order. They are read once.
-    first: {flag: text} for the flags of `first_parser` that were given, without
-        --config.
-    flags: All arguments but the --config files, as a list for the parser. Those of
-        `first` come first, because the classes decide which further flags there are.
-    file_settings: The settings of all config files by the names of flags, such as
-        "model.lr". If two files have the same setting, the later file counts.
+    configs: {path: content} of the --config files, in their order.
+    first: {flag: text} for the given flags of `first_parser`, without --config.
+    flags: All arguments but the --config files. Those of `first` come first, because
+        the classes decide which further flags there are.
+    file_settings: The settings of all config files by the names of flags. A later file
+        counts before an earlier one.
 
     Raises UserError for a config file that is missing or not valid, and for a flag of
     `first_parser` without a value.
@@ -105,11 +97,8 @@ class CommandLine:
         return path_of_class(self.first.get("model", "")) or None
 
     def place(self, key: str) -> str | None:
-        """Return a setting that says where the run is, as text, or None if it is null
-        or not given. A flag counts before the config files.
-
-        key: A flag of `first_parser`, such as "ckpt_path".
-        """
+        """Return the text of a flag of `first_parser`, or else of the config files, or
+        None if it is null or not given."""
         value = self.first.get(key, self.file_settings.get(key))
         if value in (None, "null", ""):
             return None
@@ -117,8 +106,8 @@ class CommandLine:
 
 
 def default_experiment() -> Path:
-    """Return the path of configs/default.yaml, which a command without an experiment
-    trains. Raises UserError if the file does not exist."""
+    """Return the path of configs/default.yaml. Raises UserError if the file does not
+    exist."""
     if not PROJECT.default_config.is_file():
         raise UserError(
             "configs/default.yaml does not exist: a command has to name its experiment",
@@ -134,8 +123,8 @@ class RunSpec:
 
     config: All settings of the run, with defaults.
     given: The names of the settings that the user has chosen, such as
-        "model.net.sizes", by flags or a YAML. For a saved run these are the settings
-        that its flags have changed.
+        "model.net.sizes". For a saved run these are the settings that its flags have
+        changed.
     parser: The parser that has read the settings. It also writes them as YAML, and
         builds the objects that they describe.
     is_saved: Whether the settings come from a saved run. Then they are complete.
@@ -157,9 +146,8 @@ class RunSpec:
 def new_spec(line: CommandLine) -> RunSpec:
     """Return the record of a new run, from the config files and the flags of a command.
 
-    With --print_config, print the settings as YAML and raise SystemExit with status 0.
-    Raises UserError for an unknown setting, or if data or an experiment is missing.
-    Types are checked later, by `validate`: the data may still fill in values.
+    Types are checked later, by `validate`: the data may still fill in values. Raises
+    UserError for an unknown setting, or if data or an experiment is missing.
     """
     contents = list(line.configs.values())
     if not line.names_experiment:
@@ -173,14 +161,11 @@ def read_spec(
     model: str | None,
     is_saved: bool = False,
 ) -> RunSpec:
-    """Return the record of a run. A run without a name gets the name of the model's
-    class.
-
-    The later of two values counts, and flags count last. The defaults are added at the
-    end, so that `given` has only what the user has chosen.
+    """Return the record of a run. A later value replaces an earlier one, and flags
+    count last. With --print_config, print the settings and raise SystemExit.
 
     contents: The settings of config files, or of a saved run, in their order.
-    line: Its flags count last. Its config files are not read here.
+    line: Its flags count. Its config files are not read here.
     model: The class of the model, see `make_parser`.
     is_saved: See `RunSpec`.
     """
@@ -212,8 +197,6 @@ def read_spec(
         print(as_yaml(spec), end="")
         raise SystemExit(0)
     if config.get("data") is None:
-        for key in vars(config).keys() - vars(parser.get_defaults()).keys():
-            parser.error(f"Option {key!r} is not accepted")  # such as Hydra's defaults
         raise UserError("the following arguments are required: data", SEE_HELP, 2)
     if not config.name:
         config.name = config.model["class_path"].rpartition(".")[2]
@@ -222,7 +205,7 @@ def read_spec(
 
 def find_users_modules() -> None:
     """Let imports find modules in the user's repository and in the working folder, as
-    `python -m` does. Python itself adds only scripts/, the folder of the script."""
+    `python -m` does."""
     for folder in (str(PROJECT.root), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -230,13 +213,8 @@ def find_users_modules() -> None:
 
 def with_defaults(parser: Parser, settings: Any) -> Namespace:
     """Return settings with the defaults of all others, in a form that YAML and
-    checkpoints can hold.
-
-    PositiveInt and similar types become plain numbers: a checkpoint with another number
-    could not be loaded.
-
-    settings: A dict, or what the parser has returned. Parsing changes it.
-    """
+    checkpoints can hold: PositiveInt and similar types become plain numbers. Parsing
+    changes `settings`."""
     config = parse_unvalidated(parser.parse_object, settings)
     for key, value in list(config.items()):
         if isinstance(value, int | float):
@@ -246,10 +224,8 @@ def with_defaults(parser: Parser, settings: Any) -> Namespace:
 
 
 def validate(spec: RunSpec, config: Namespace) -> None:
-    """Raise UserError if a value does not fit the type of its argument.
-
-    None has to fit, too. By default jsonargparse takes None for "not given", and would
-    accept `model.lr: null`.
+    """Raise UserError if a value does not fit the type of its argument. None has to
+    fit, too: by default jsonargparse would accept `model.lr: null`.
 
     config: All settings of the run, or a part of them.
     """
@@ -261,14 +237,9 @@ def validate(spec: RunSpec, config: Namespace) -> None:
 
 
 def drop_objects(config: Any) -> None:
-    """Remove defaults that are objects, such as a functools.partial, in place.
-
-    YAML cannot hold such an object. The class has it as its default, so the saved
-    config does not need it. An object that differs from the default stays.
-
-    config: All settings or a part of them. Each {class_path: ..., init_args: {...}} in
-        it is searched, at any depth.
-    """
+    """Remove defaults that are objects, such as a functools.partial, in place. YAML
+    cannot hold them, and the class has them as its defaults. An object that differs
+    from the default stays."""
     if isinstance(config, list):
         for item in config:
             drop_objects(item)
@@ -289,8 +260,8 @@ def drop_objects(config: Any) -> None:
 
 def as_yaml(spec: RunSpec) -> str:
     """Return the settings as YAML text, as config.yaml and checkpoints have them. The
-    settings in `SWITCHES` are left out, and ckpt_path is null: the text describes the
-    run, not the command that started it."""
+    text describes the run, not the command: `SWITCHES` are left out, and ckpt_path is
+    null."""
     to_repeat = spec.config.clone()
     to_repeat.ckpt_path = None
     for key in SWITCHES:
@@ -299,7 +270,6 @@ def as_yaml(spec: RunSpec) -> str:
 
 
 def as_values(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings of `as_yaml` as dicts, lists, texts and numbers."""
     return yaml.safe_load(as_yaml(spec))  # type: ignore[no-any-return]
 
 
@@ -307,7 +277,7 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
     """Return the saved settings as plain values. Raise UserError if a setting changes
     when they are read again: neither a resume nor a test could repeat such a run.
 
-    text: The settings as `as_yaml` returns them.
+    text: The result of `as_yaml`.
     """
     plain = yaml.safe_load(text)
     config = with_defaults(spec.parser, copy.deepcopy(plain))
@@ -323,14 +293,13 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
 
 
 def arguments(config: Any) -> dict[str, Any]:
-    """Return the init_args of {class_path: ..., init_args: {...}}, or an empty dict. A
-    change of the returned dict changes the config."""
+    """Return the init_args of {class_path: ..., init_args: {...}}, or an empty dict."""
     return entries(entries(config).get("init_args"))
 
 
 def entries(config: Any) -> dict[str, Any]:
-    """Return a dict or Namespace as a dict, and an empty dict for any other value. A
-    change of the returned dict changes the config."""
+    """Return a dict or Namespace as a dict that shares its entries, and an empty dict
+    for any other value."""
     if isinstance(config, Namespace):
         return vars(config)
     if isinstance(config, dict):
@@ -339,8 +308,8 @@ def entries(config: Any) -> dict[str, Any]:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a copy of `value` that safe loading accepts. Objects that it would refuse,
-    such as paths, become text; a tuple becomes a list."""
+    """Return a copy of `value` that safe loading accepts. Other objects, such as paths,
+    become text."""
     if isinstance(value, dict):
         return {str(key): as_plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -356,7 +325,7 @@ def as_plain(value: Any) -> Any:
 
 def as_list(value: Any) -> list[Any]:
     """Return a list unchanged, None as an empty list, and any other value as a list of
-    one. trainer.callbacks and trainer.logger may have any of these forms."""
+    one."""
     if value is None:
         return []
     if isinstance(value, list):

@@ -9,10 +9,8 @@ Table = Sequence[Sequence[object]]
 
 
 def as_csv(rows: Table) -> bytes:
-    """Return the content of a CSV file in UTF-8, with numbers in all their digits.
-
-    rows: The names of the columns are the first row. None is an empty cell.
-    """
+    """Return the content of a CSV file in UTF-8, with numbers in all their digits. None
+    is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     # the name of a file may not be UTF-8
@@ -20,8 +18,8 @@ def as_csv(rows: Table) -> bytes:
 
 
 def as_text(cell: object) -> str:
-    """Return a cell of a table for the terminal: floats have four significant digits,
-    and None is "-"."""
+    """Return a cell for the terminal: floats have four significant digits, None is
+    "-"."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
@@ -33,11 +31,7 @@ def as_text(cell: object) -> str:
 
 
 def as_table(rows: Table) -> list[str]:
-    """Return the lines of a table with aligned columns, for the terminal. See `as_text`
-    for the cells.
-
-    rows: The names of the columns are the first row. All rows have the same length.
-    """
+    """Return the lines of a table with aligned columns, for the terminal."""
     texts = [list(map(as_text, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     form = "  ".join(f"{{:<{width}}}" for width in widths)  # "{:<5}  {:<7}"

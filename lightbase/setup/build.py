@@ -1,8 +1,7 @@
-"""Builds the data, the model and the Trainer that the record of a run describes.
+"""Builds the data, the model and the Trainer's arguments of a run.
 
-Read `build` first, which makes the data and then the model: the model needs numbers
-that only the data knows, such as the number of classes. `make_trainer` is called later,
-when the folder, the callbacks and the loggers of the run exist.
+Read `build` first: it makes the data and then the model, which needs numbers that only
+the data knows, such as the number of classes.
 """
 
 import copy
@@ -19,12 +18,11 @@ from lightbase.run.devices import settle_devices
 
 
 def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]:
-    """Return the complete record of a run, its model and its data. The data is built
-    but not loaded.
+    """Return the complete record of a run, its model and its data, which is not loaded.
 
     The config of the new record has the flags that `begin` fills in and, for a new run,
-    the facts of the data. Its `trainer` has the callbacks and other objects of the
-    Trainer's arguments. The loggers are left out: they need the folder of the run.
+    the facts of the data. Its `trainer` has callbacks as objects. The loggers are left
+    out: they need the folder of the run.
 
     Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
@@ -51,8 +49,7 @@ def begin(spec: RunSpec, needed: Namespace) -> None:
     """Seed the random generators, and fill in the flags of devices that the user left
     open, in place.
 
-    needed: The settings that are checked, with the seed among them.
-    Raises UserError if one of them does not fit its type.
+    needed: The settings that are checked.
     """
     settle_devices(spec.config.trainer)
     validate(spec, needed)
@@ -60,18 +57,16 @@ def begin(spec: RunSpec, needed: Namespace) -> None:
 
 
 def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
-    """Return the objects that a part of the settings describes.
+    """Return the objects that a part of the settings describes, such as
+    Namespace(data=...), under the same keys.
 
-    config: A part of the settings, such as Namespace(data=...). The result has the same
-        keys, and the objects as their values.
     Raises UserError for a wrong setting, and for a ValueError of a class, which is
-    about its arguments. Another error of a class or function is raised as it is, with a
-    note that names the class.
+    about its arguments. Another error is raised as it is, with a note that names the
+    class.
     """
     failures: list[Exception] = []
 
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
-        """Return an object of a class, and keep the error if its __init__ fails."""
         try:
             return cls(*args, **kwargs)
         except Exception as error:  # jsonargparse turns it into a ValueError
@@ -96,10 +91,9 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
 
 
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
-    """Return the facts that the data knows before it is loaded, by the names of the
-    arguments that take them: num_classes, image_shape [C, H, W], and the number of
-    channels, in_channels and in_chans. A fact that the data does not know is missing.
-    """
+    """Return what the data knows before it is loaded, by the names of the arguments
+    that take it: num_classes, image_shape [C, H, W], and the number of channels,
+    in_channels and in_chans."""
     facts: dict[str, Any] = {}
     num_classes = getattr(data, "num_classes", None)
     if num_classes:
@@ -112,13 +106,8 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
 
 
 def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
-    """Add facts of the data to the settings, where the user has given no value.
-
-    The model gets them, and each network, loss and metric among its arguments, if it
-    has an argument of that name. Objects inside these keep their defaults.
-
-    facts: {name of an argument: value}, see `facts_of`.
-    """
+    """Add facts of the data to the settings of the model, and of each network, loss and
+    metric among its arguments, where the user has given no value."""
     model = spec.config.model
     fill_class(spec, "model", model, facts)
     for name, value in arguments(model).items():
@@ -128,8 +117,7 @@ def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
 
 
 def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> None:
-    """Add facts to one {class_path: ..., init_args: {...}}, in place. Any other value
-    is left as it is.
+    """Add facts to one {class_path: ..., init_args: {...}}, in place.
 
     key: The name of this setting, such as "model.net".
     """

@@ -1,8 +1,8 @@
 """A run rebuilt from its checkpoint, for evaluate.py, predict.py and export.py.
 
-Read `load_run` first. A checkpoint holds the config of its run, so the file is enough
-to build the model and the data again. Config files name classes to import, so only a
-file in the user's folder of runs may do so. `load_into` is the way for other files.
+Read `load_run` first. A checkpoint holds the config of its run, which names classes to
+import, so only a file in the user's folder of runs is rebuilt. `load_into` is for other
+files.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ SAVED = {"state_dict", "config", "package", "lightbase"}
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content of a run's checkpoint. Its config has today's names of
-    classes. No code of the file is run.
+    """Return the content of a run's checkpoint, with today's names of classes. No code
+    of the file is run.
 
     Raises UserError for a file that is missing, damaged, unsafe or not of a run, or
     that was written before version 0.3.
@@ -61,11 +61,10 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     data.
 
     Without --config in the flags, model and data are rebuilt from the config in the
-    checkpoint. The file has to be the user's (see `is_own`), or `trust` is True: the
-    config names classes, whose code is run. With --config, the user's YAML names the
-    classes, and the file may come from anybody: it gives the weights only.
+    checkpoint. The file has to be the user's (see `is_own`), or `trust` is True:
+    classes that it names are run. With --config, the user's YAML names the classes, and
+    any file gives its weights only.
 
-    path: The checkpoint.
     flags: --config FILE, and settings that differ from the config, such as --data.*.
     Raises UserError if the file is not a sound checkpoint, if it is somebody else's, or
     if it does not fit today's code.
@@ -98,8 +97,7 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
 
 
 def check_own(path: Path, root: str | None, way_out: str) -> None:
-    """Raise UserError for a file that is not the user's, see `is_own`. A missing file
-    is left to the function that reads it."""
+    """Raise UserError for an existing file that is not the user's, see `is_own`."""
     if path.exists() and not is_own(path, root):
         raise UserError(
             f"{path} is not in your folder of runs: no class that it names is built",
@@ -115,10 +113,7 @@ def restore(
     path: Path,
 ) -> None:
     """Give the model its weights, and the data its state. Raises UserError if they are
-    of another model.
-
-    path: The checkpoint, for messages.
-    """
+    of another model."""
     with noted(note_on_state(path)):
         model.on_load_checkpoint(checkpoint)  # as Lightning does
         load_state(checkpoint, model, path)
@@ -129,8 +124,6 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
     """Return a run as `load_run` does, built from the user's YAML, with the weights of
     any file.
 
-    path: A checkpoint of a run, or another file of weights.
-    line: The arguments, with --config.
     Raises UserError if the file lacks a weight of the model, or if the data is split in
     another way than in the training.
     """
@@ -157,16 +150,16 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
 
 
 def leave_fold(spec: RunSpec) -> None:
-    """Remove the fold from the settings if --data.num_folds is null. This is how a
-    user tests a run of cross-validation on the data's test set."""
+    """Remove the fold from the settings if --data.num_folds is null: a run of
+    cross-validation is tested on the data's test set."""
     data = arguments(spec.config.data)
     if "data.num_folds" in spec.given and data["num_folds"] is None:
         data["fold"] = None
 
 
 def check_has_classes(config: dict[str, Any]) -> None:
-    """Raise UserError if the model and data of a run were given as Python objects. The
-    config has only their classes, and not the arguments to build them again."""
+    """Raise UserError if the model and data of a run were given as Python objects, of
+    which the config has the classes only."""
     if config.get("built_in_python"):
         raise UserError(
             "the model and the data of this run were built in Python",
@@ -178,12 +171,11 @@ def check_has_classes(config: dict[str, Any]) -> None:
 def check_split(
     trained: dict[str, Any], data: Namespace, path: Path, has_state: bool = True
 ) -> None:
-    """Raise UserError if the data would be split in another way than in the training.
-    A test could then have samples of the training.
+    """Raise UserError if the data would be split in another way than in the training. A
+    test could then have samples of the training.
 
     trained: The config in a checkpoint.
     data: The config of the data now.
-    path: The checkpoint, for the message.
     has_state: Whether the data gets the state in the checkpoint. Then num_folds and
         fold may be null: the data's test set has no sample of a fold.
     """
@@ -203,8 +195,7 @@ def check_split(
 
 
 def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> None:
-    """Restore the state that a run has saved for its data: classes, splits and the
-    order of samples. Without such a state, as for another class, nothing changes."""
+    """Restore the state that a run has saved for its data, if there is one."""
     state = checkpoint.get(type(data).__qualname__)
     if state is not None:
         data.load_state_dict(state)
@@ -212,10 +203,7 @@ def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> No
 
 def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
     """Copy the weights of a run's checkpoint into the model. Raises UserError if they
-    are weights of another network.
-
-    path: The checkpoint, for the message.
-    """
+    are weights of another network."""
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:
