@@ -1,8 +1,8 @@
 """The flags of the commands, which are read before torch is imported.
 
-`run_command` in script.py calls the function of the command, and imports the command
-afterwards. So --help and a mistyped flag are answered at once. The docstring of the
-function is the text of --help.
+`run_command` in script.py calls the function of the command in `READERS`, and imports
+the command afterwards. So --help and a mistyped flag are answered at once. The
+docstring of the function is the text of --help. compare/flags.py has others.
 
 Flags of train.py that a command passes on are in the attribute `others` of its options.
 lightbase/config/parser.py reads them.
@@ -33,7 +33,10 @@ beside --config."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of argparse that takes no abbreviations. A mistake raises UserError."""
+    """A parser of argparse that takes no abbreviations. A mistake raises UserError.
+
+    text: The text for --help, such as the docstring of a function.
+    """
 
     def __init__(self, text: str | None) -> None:
         super().__init__(
@@ -47,8 +50,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def train_flags(args: Args = None) -> Sequence[str]:
-    """Return the arguments of train.py. Only --help is answered: the check of the flags
-    needs torch."""
+    """Return the arguments of train.py. Only --help is answered here: the check of its
+    flags needs torch."""
     if args is None:
         args = sys.argv[1:]
         if hasattr(sys, "ps1"):
@@ -61,7 +64,8 @@ def train_flags(args: Args = None) -> Sequence[str]:
 
 def help_of_train() -> str:
     """Return help/train.txt, with the YAML files and the classes of the project filled
-    in."""
+    in. The names are read from the source code, because an import would import torch.
+    """
     default = "Give --config FILE, or --model CLASS and --data CLASS."
     if PROJECT.default_config.is_file():
         default = "Without flags the experiment is\nconfigs/default.yaml."
@@ -69,12 +73,13 @@ def help_of_train() -> str:
     text = Path(__file__).with_name("help") / "train.txt"
     return text.read_text("utf-8").format(
         default=default,
-        configs=in_column(config_files()),
+        configs=in_column(config_files(PROJECT.configs)),
         classes=in_column(classes),
     )
 
 
 def in_column(words: Iterable[str]) -> str:
+    """Return the words as lines of the second column of help/train.txt."""
     return textwrap.fill(", ".join(words), 50).replace("\n", "\n" + " " * 30)
 
 
@@ -156,7 +161,10 @@ def export_flags(args: Args = None) -> Namespace:
 def with_checkpoint(parser: Parser, args: Args) -> Namespace:
     """Return the options of a command that opens a checkpoint. `ckpt_path` is the path
     of the file. `others` are --config and the flags of `PASSED_ON`, which replace
-    settings of the run."""
+    settings of the run.
+
+    Raise UserError for an unknown flag, a wrong value or a missing checkpoint.
+    """
     add = parser.add_argument
     add(
         "--ckpt_path",
@@ -202,8 +210,8 @@ def checkpoint_file(text: str, logs: Path) -> Path:
 
     text: The path of a file, relative to the working folder or to the repository.
         `last` or `best` is the newest file of this name in all runs. NAME/version_N, or
-        the folder of a run, is its best.ckpt, or its last.ckpt if it has no other. NAME
-        is that of its newest run.
+        the folder of a run, is the best.ckpt of this run, or its last.ckpt if it has no
+        other. NAME is that of its newest run.
     logs: The folder of all runs.
     Raise UserError if there is no such file.
     """
@@ -233,9 +241,13 @@ def checkpoint_file(text: str, logs: Path) -> Path:
 
 
 def output_file(text: str, endings: Sequence[str] = ()) -> Path:
-    """Return the path of a file that a command will write. Raise ArgumentTypeError if
-    the folder does not exist, or for another ending than `endings`, of which "" is a
-    folder."""
+    """Return the path of a file that a command will write. argparse calls this function
+    with the text of a flag.
+
+    endings: The endings that are allowed, such as ".csv"; "" for a folder. Without
+        endings, all are.
+    Raise ArgumentTypeError for another ending, or if the folder does not exist.
+    """
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"the folder of {text} does not exist")
@@ -246,6 +258,7 @@ def output_file(text: str, endings: Sequence[str] = ()) -> Path:
 
 
 def positive(text: str) -> int:
+    """Return the number of a flag. Raise ValueError unless it is 1 or more."""
     number = int(text)
     if number < 1:
         raise ValueError
@@ -277,82 +290,11 @@ def tune_flags(args: Args = None) -> Namespace:
     return options
 
 
-def sweep_flags(args: Args = None) -> Namespace:
-    """Search the flags of train.py. Each trial is a run; lists alone are a grid.
-
-    python scripts/sweep.py --config configs/small_net.yaml --search model.lr=0.001,0.01
-    python scripts/sweep.py ... --search model.lr=log:1e-4..1e-1 \\
-      --search data.batch_size=16..512 --trials 20
-
-    Optuna's TPE chooses the values of ranges by --monitor. Trials are not tested,
-    except folds alone; the end has the command that tests the best. The same command
-    continues after a kill. Several of them at once share the trials. All flags of
-    train.py work too. See docs/sweep.md.
-    """
-    parser = Parser(sweep_flags.__doc__)
-    add = parser.add_argument
-    add(
-        "--search",
-        action="append",
-        required=True,
-        metavar="FLAG=VALUES",
-        help="repeatable",
-    )
-    add("--trials", type=positive, help="number of trials; of a grid: at most")
-    add(
-        "--name",
-        help="the sweep is in ROOT/NAME; the config's name and _sweep unless given",
-    )
-    options, others = parser.parse_known_args(args)
-    options.others = others
-    return options
-
-
-def runs_flags(args: Args = None) -> Namespace:
-    """Runs side by side: their progress, their results, and the settings in which they
-    differ.
-
-    python scripts/runs.py
-    python scripts/runs.py mnist_mlp "sweep/*" --sort "best val/acc"
-    python scripts/runs.py mnist_mlp --csv runs.csv
-    python scripts/runs.py --group
-    python scripts/runs.py --compare mnist_mlp other
-    python scripts/runs.py mnist_mlp --plot curves.png
-    python scripts/evaluate.py --ckpt_path $(python scripts/runs.py --best mnist_mlp)
-
-    NAME is the --name of train.py or sweep.py, NAME/version_N, a folder of runs, or a
-    pattern. Without a NAME the table has all runs. See docs/runs.md.
-    """
-    parser = Parser(runs_flags.__doc__)
-    add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="which runs; all unless given")
-    add(
-        "--trainer.default_root_dir",
-        dest="root",
-        metavar="FOLDER",
-        type=Path,
-        default=PROJECT.logs,
-        help="as of train.py",
-    )
-    add("--sort", metavar="COLUMN", help="by this column, of metrics the best first")
-    add("--test", action="store_true", help="add the test of each run")
-    add(
-        "--plot",
-        type=partial(output_file, endings=(".png", ".pdf", ".svg")),
-        metavar="FILE",
-        help="draw the curves, as .png, .pdf or .svg",
-    )
-    add(
-        "--best",
-        action="store_true",
-        help="print the path of the best checkpoint, by validation",
-    )
-    add("--group", action="store_true", help="one row for runs of several seeds")
-    add("--compare", action="store_true", help="the difference of two NAMEs")
-    add(
-        "--csv",
-        type=partial(output_file, endings=(".csv",)),
-        metavar="FILE",
-        help="write the table, with all digits",
-    )
-    return parser.parse_args(args)
+READERS = {
+    "train": train_flags,
+    "evaluate": evaluate_flags,
+    "predict": predict_flags,
+    "export": export_flags,
+    "tune": tune_flags,
+}
+"""By the name of the command."""

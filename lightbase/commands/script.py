@@ -4,39 +4,50 @@ Read `run_command` first. `python_errors` is the same for functions that are cal
 Python, such as `lightbase.train`.
 """
 
+import atexit
 import contextlib
 import importlib
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from lightbase.commands import flags
-from lightbase.config.errors import UserError, rank
+from lightbase.commands.flags import Args
+from lightbase.config.errors import SEE_HELP, UserError, rank
 from lightbase.config.known_errors import known, lines_of
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
 
+FLAG = re.compile(r"--(?:trainer\.|data\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?")
+"""A flag in a message, and its value: a number or a bool."""
 
-def run_command(command: str, args: flags.Args = None) -> Any:
+
+def run_command(command: str, args: Args = None) -> Any:
     """Read the flags of a command, then import its module, which takes seconds, and
     call its function `run`. Return what the function returns.
+
+    A mistake prints two lines and raises SystemExit, see `short_errors`. In a notebook
+    it raises UserError.
 
     command: The module in the library, such as "commands.evaluate".
     """
     end_with_parent()
     with short_errors():
-        read_flags = getattr(flags, f"{command.rpartition('.')[2]}_flags")
-        options = read_flags(args)
+        room, name = command.split(".")
+        flags = importlib.import_module(f"lightbase.{room}.flags")
+        options = flags.READERS[name](args)
         module = importlib.import_module(f"lightbase.{command}")
         with SIGNALS.handled():
             return module.run(options)
 
 
 class LastingOutput(io.FileIO):
-    """stdout or stderr that outlives its other end, such as a terminal. An error would
-    end a training before its state is saved."""
+    """stdout or stderr that outlives its other end, such as a terminal or the reader of
+    a pipe. What is written after that is lost. An error would end a training before its
+    state is saved."""
 
     def write(self, data: Any) -> int:
         try:
@@ -47,10 +58,13 @@ class LastingOutput(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Let this process continue when its output is closed."""
+    """Let this process continue when its output is closed. A stream that is no longer
+    Python's own, such as that of a test, stays."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream and stream is getattr(sys, f"__{name}__"):
+        if stream is None:  # the shell has closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(LastingOutput(fd, "w", closefd=False))
             lasting = io.TextIOWrapper(
                 raw, stream.encoding, stream.errors, line_buffering=True
@@ -61,15 +75,19 @@ def outlive_terminal() -> None:
 @contextlib.contextmanager
 def python_errors(way_out: str = "") -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
-    KeyboardInterrupt. An error in the table of known_errors.py gets its way out as a
-    note.
+    KeyboardInterrupt. A UserError names arguments in place of flags: `max_epochs=3` for
+    `--trainer.max_epochs 3`. An error in the table of known_errors.py gets its way out
+    as a note.
 
-    way_out: How to continue, in place of the command that the training suggests.
+    way_out: How to continue, in place of the command that the training suggests. It is
+        printed only if the training can be continued.
     """
     try:
         with SIGNALS.handled():
             yield
-    except UserError:
+    except UserError as error:
+        text = str(error).replace(SEE_HELP, "see docs/python.md")
+        error.args = (FLAG.sub(as_argument, text),)
         raise
     except Stopped as stopped:
         hint = stopped.hint
@@ -83,11 +101,20 @@ def python_errors(way_out: str = "") -> Iterator[None]:
         raise
 
 
+def as_argument(flag: re.Match[str]) -> str:
+    """Return the argument of Python for a match of `FLAG`."""
+    name, value = flag.groups()
+    if value is None:
+        return name
+    return f"{name}={value.capitalize()}"
+
+
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
-    """Run a script. Print a UserError in two lines, and an error for which `lines_of`
-    has lines, and exit. Other errors keep their traceback. In a notebook all errors
-    stay what they are.
+    """Run a script. Print a UserError in two lines, and an error for which
+    `lines_of` has lines, and exit.
+
+    Other errors keep their traceback. In a notebook all errors stay what they are.
 
     Raise SystemExit with the status of the error, and 128 plus the number of the signal
     after a signal such as Ctrl-C.
@@ -111,11 +138,24 @@ def short_errors() -> Iterator[None]:
         if not lines or "LIGHTBASE_TRACEBACK" in os.environ:
             raise
         print_error("\n".join(lines))
+        if type(error).__name__ == "AcceleratorError":
+            atexit.register(end_at_once)
         sys.exit(status)
 
 
+def end_at_once() -> None:
+    """End the process with status 1 before torch frees the tensors of a GPU that has
+    failed. Freeing them would abort Python, after the lines of the error. `atexit`
+    calls this function."""
+    sys.stdout.flush()
+    os._exit(1)
+
+
 def print_error(text: str) -> None:
-    """Print an error to stderr, with the rank if this is not the first process."""
+    """Print an error to stderr, with the rank if this is not the first process.
+
+    text: One or two lines, without the word "error".
+    """
     if rank() > 0:
         # if the first process has the same error, this process ends with it
         time.sleep(2)

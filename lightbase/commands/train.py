@@ -1,8 +1,9 @@
 """Train a network: from the command line to the test result.
 
 `run` parses the flags and builds the model and the data (`parse`), then trains and
-tests them (`train_parsed`). `make_extras` lists the callbacks that only watch: one that
-is deleted loses its lines here, and nothing else changes.
+tests them (`train_parsed`). sweep.py, tune.py and commands/python.py call these parts.
+`make_extras` lists the callbacks that only watch: one that is deleted loses its lines
+here, and nothing else changes.
 """
 
 import sys
@@ -16,7 +17,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightbase.commands.script import run_command
 from lightbase.commands.seeds import split_seeds, train_seeds
 from lightbase.compat import quiet_lightning
-from lightbase.config.errors import UserError, say
+from lightbase.config.errors import UserError, imported, say
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.spec import (
     CommandLine,
@@ -26,6 +27,7 @@ from lightbase.config.spec import (
     default_experiment,
     new_spec,
 )
+from lightbase.model.module import BaseModule
 from lightbase.run import fit
 from lightbase.run.devices import DataParallelStrategy, check_one_device, cpu_threads
 from lightbase.run.folder import root_folder
@@ -55,6 +57,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def run(args: Sequence[str]) -> dict[str, Any]:
+    """Train by the flags in `args`, with one seed or with several."""
     quiet_lightning()
     seeds, has_own_splits, others = split_seeds(args)
     spec, model, data = parse(others)
@@ -78,14 +81,19 @@ def run(args: Sequence[str]) -> dict[str, Any]:
 
 
 def parse(args: Sequence[str]) -> Loaded:
-    """Return the record, the model and the data of a command line. With --ckpt_path
-    they are those of a saved run, of which the flags may change some settings.
+    """Return the record, the model and the data of a command line.
 
+    With --ckpt_path they are the model and the data of a saved run: its config counts,
+    and the flags may change some settings. Without an experiment in the flags, the
+    default experiment is used, and two lines say so.
+
+    args: The flags of train.py.
     Raise UserError for a mistake in the flags, the config files or the checkpoint.
     """
     line = CommandLine(args)
     restart = find_restart(line)
     if restart is None:
+        check_model_alone(line)
         spec, model, data = build(new_spec(line))
         if not line.names_experiment:
             say_default()
@@ -93,6 +101,19 @@ def parse(args: Sequence[str]) -> Loaded:
         spec, model, data = build(resumed_spec(restart, line))
         load_restart(restart, spec, model, data)
     return spec, model, data
+
+
+def check_model_alone(line: CommandLine) -> None:
+    """Raise UserError for a plain LightningModule without a data module. The default
+    experiment has settings of a BaseModule, and its data is for such a model."""
+    if line.names_experiment or line.model is None:
+        return
+    if not issubclass(imported("model", line.model), BaseModule):
+        raise UserError(
+            f"--model {line.model} names no data",
+            "give --data CLASS; its own loaders go into a LightningDataModule",
+            2,
+        )
 
 
 def say_default() -> None:
@@ -108,7 +129,8 @@ def train_parsed(
     spec: RunSpec, model: LightningModule, data: LightningDataModule
 ) -> dict[str, Any]:
     """Train and test what `parse` has returned, with all extras. Return the content of
-    metrics.json."""
+    metrics.json. If the step timer has a finding about the speed, print it as
+    advice."""
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
@@ -122,13 +144,14 @@ def train_parsed(
 
 
 def register_strategies() -> None:
-    """Let --trainer.strategy have the name dp."""
+    """Let --trainer.strategy have the name dp. A second call has no effect."""
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
 
 def make_extras(spec: RunSpec) -> list[Callback]:
     """Return the callbacks of a training that only watch, in the order in which they
-    are called: the weights are the same without them."""
+    are called: the weights are the same without them. The flags choose some of them.
+    """
     config = spec.config
     extras: list[Callback] = [EnvironmentFile()]
     if config.stop_on_nan:
@@ -142,8 +165,11 @@ def make_extras(spec: RunSpec) -> list[Callback]:
 
 
 def progress_bar(spec: RunSpec) -> list[Callback]:
-    """Return the progress bar of a run in a list, or an empty list. A bar in
-    --trainer.callbacks replaces it."""
+    """Return the progress bar of a run in a list, or an empty list.
+
+    --trainer.enable_progress_bar decides. Without this flag there is a bar in a
+    terminal and in a notebook. A bar in --trainer.callbacks replaces it.
+    """
     is_wanted = spec.config.trainer.enable_progress_bar
     if is_wanted is None:
         is_wanted = sys.stdout.isatty() or hasattr(sys, "ps1")

@@ -1,6 +1,7 @@
 """The error of a user's mistake, and lines that only the first process prints.
 
-Scripts import this file before torch. It imports no other file of the library.
+Scripts import this file before torch, which takes seconds. So it imports no other file
+of the library.
 """
 
 import difflib
@@ -36,7 +37,8 @@ class UserError(Exception):
 
     problem: The bad value and what is wrong with it, in one line.
     way_out: What the user can do, in one line.
-    status: Exit status of the script: 2 for a wrong command line or config, else 1.
+    status: Exit status of the script: 2 for a wrong command line or config, 1 for
+        errors of the run (files, data, devices).
     """
 
     def __init__(self, problem: str, way_out: str = "", status: int = 1) -> None:
@@ -51,11 +53,12 @@ class UserError(Exception):
         return f"error: {self}".splitlines()
 
 
-def did_you_mean(word: str, names: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
     """Return `; did you mean X?` with the name that is most similar to `word`, or ""
     if none is similar. Upper and lower case count as equal.
 
     names: The names; a dict maps each name to the text that is printed for it.
+    before: A text that is printed before the name.
     """
     if not isinstance(names, dict):
         names = {name: name for name in names}
@@ -63,22 +66,27 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     similar = difflib.get_close_matches(word.lower(), texts, n=1, cutoff=0.65)
     if not similar:
         return ""
-    return f"; did you mean {texts[similar[0]]}?"
+    return f"; did you mean {before}{texts[similar[0]]}?"
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the message, or else the name of the class."""
+    """Return the first line of the message, or the name of the class if there is no
+    message."""
     message = str(error).strip() or type(error).__name__
     return message.splitlines()[0].strip()
 
 
 def is_users(filename: str) -> bool:
+    """Return whether a file, as a traceback names it, has code of the user."""
     return not NOT_USERS.match(filename)
 
 
 def own_line(error: BaseException | None) -> str:
-    """Return the last line of the user's code in the traceback of an error, or "". It
-    is found in text: a worker's traceback is in the message of its error."""
+    """Return the last line of the user's code in the traceback of an error, or "".
+
+    The traceback of a worker process is in the message of its error, and a SyntaxError
+    has a line without a function.
+    """
     text = "".join(traceback.format_exception(error))
     lines = re.findall(r'File "(.+)", line (\d+).*\n +(.+)', text)
     for file, number, code in reversed(lines):
@@ -88,8 +96,12 @@ def own_line(error: BaseException | None) -> str:
 
 
 def imported(argument: str, path: str) -> Any:
-    """Return the object at an import path, such as torch.optim.SGD. Raise UserError,
-    with the name of the argument, if there is no such object."""
+    """Return the object at an import path, such as torch.optim.SGD.
+
+    argument: The argument that has this path, for the message.
+
+    Raise UserError if there is no such object.
+    """
     try:
         # without the colon, an error within the module would be lost
         return pkgutil.resolve_name(":".join(path.rsplit(".", 1)))
@@ -103,8 +115,8 @@ def imported(argument: str, path: str) -> Any:
 
 
 def rank() -> int:
-    """Return the rank of this process in the environment, which is known before there
-    is a Trainer: 0 in the first process."""
+    """Return 0 in the first process, and a number above 0 in the others. It is read
+    from the environment, so it is known before there is a Trainer."""
     for name in RANK_VARIABLES:
         number = int(os.environ.get(name, "0"))
         if number:

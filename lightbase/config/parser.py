@@ -1,7 +1,12 @@
-"""The parser of a run's settings, and its message for a wrong one.
+"""The parser of a run's settings, and what it says about a wrong one.
 
-Read `make_parser` first, which adds the arguments, then `explain_mistake`, which turns
-an error of jsonargparse, an indented tree of many lines, into one line.
+Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
+that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
+types of Lightning that accept wrong values, or that may read 1 as 1.0.
+
+`explain_mistake` turns a message of jsonargparse, an indented tree of up to fifty lines
+with an error for each type that an argument allows, into one line: the key, the value
+and the reason, with a proposal. test_cli.py tests it with real commands.
 """
 
 import inspect
@@ -106,7 +111,10 @@ PRUNING_TYPES = {"pruning_fn": str}
 
 def types_for(class_type: type) -> dict[str, Any]:
     """Return {argument: type} for the arguments of a class whose declared types are
-    replaced."""
+    replaced. The dict is empty for most classes.
+
+    class_type: The Trainer, a callback, a logger, or any other class.
+    """
     if class_type is Trainer:
         return TRAINER_TYPES
     if class_type is ModelPruning:
@@ -118,15 +126,16 @@ def types_for(class_type: type) -> dict[str, Any]:
 
 def absolute(text: str) -> Path:
     """Return an absolute path, so that a saved config means the same in any working
-    folder. Raises ValueError for an empty text."""
+    folder. A relative path starts at the working folder. Raises ValueError for an empty
+    text."""
     if not text:
         raise ValueError("no path is given")
     return Path(text).absolute()
 
 
 def as_tensor(values: Any) -> Tensor:
-    """Return nested lists of numbers as a tensor, for an argument such as the class
-    weights of a loss. Raises ValueError for other values."""
+    """Return a list of numbers, or nested lists of one length, as a tensor, for an
+    argument such as the class weights of a loss. Raises ValueError for other values."""
     if not isinstance(values, list):
         raise ValueError("give a list of numbers, such as [1,1,5]")
     return torch.tensor(values, dtype=torch.float32)
@@ -134,14 +143,15 @@ def as_tensor(values: Any) -> Tensor:
 
 class Parser(LightningArgumentParser):
     """LightningArgumentParser with errors of two lines, and with the types of
-    `types_for`.
+    `types_for` in place of declared types.
 
     A bare class name of the user's package, such as MLP, counts as its import path.
-    Relative paths become absolute. jsonargparse also makes parsers of this class, for a
-    class inside the settings.
+    Relative paths become absolute.
 
-    parsed: The settings that are parsed so far, whose classes have arguments to
-        propose.
+    options: Arguments of LightningArgumentParser. `__init__` replaces some of them.
+        jsonargparse also makes parsers of this class, for a class inside the settings.
+    parsed: The settings that are parsed so far, for the message about an unknown flag:
+        it proposes arguments of the classes that these settings name.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -162,7 +172,10 @@ class Parser(LightningArgumentParser):
     ) -> list[str]:
         """Add the arguments of a class, with the types of `types_for`. Return their
         names. jsonargparse calls this for the Trainer and for each class in the
-        settings."""
+        settings, such as a logger.
+
+        nested_key: The name before each argument, such as "trainer"; None for no name.
+        """
         types = types_for(class_type)
         names = sorted(types.keys() & inspect.signature(class_type).parameters.keys())
         options["skip"] = {*(options.get("skip") or ()), *names}
@@ -174,8 +187,9 @@ class Parser(LightningArgumentParser):
         return added
 
     def format_help(self, *_: Any) -> str:
-        """Return a line for each argument, for --model.help CLASS. jsonargparse would
-        list hundreds of classes for a network or a metric."""
+        """Return a line for each argument, for --model.help CLASS: its flag, its
+        default and the beginning of its description. jsonargparse would list hundreds
+        of classes for a network or a metric."""
         rows = []
         for action in arguments_of(self):
             if not action.dest.endswith("help"):
@@ -188,7 +202,11 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise UserError with one line for a mistake, and the way to the help, or the
-        line of the user's file whose import has failed."""
+        line of the user's file whose import has failed.
+
+        message: The text of jsonargparse, which may have many lines.
+        ex: The exception that has this message, or None.
+        """
         if not self.exit_on_error:  # for a class inside the settings: the outer parser
             # reports it
             super().error(message, ex)
@@ -197,12 +215,16 @@ class Parser(LightningArgumentParser):
 
 
 def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
-    """Return a parser of all settings of a run. Their names are flags and keys of
-    config files. A flag of a bool without a value means true.
+    """Return a parser of all settings of a run.
+
+    The names of the settings are flags, such as --trainer.max_epochs, and keys of a
+    config file. A flag of a bool may stand alone, without a value: it means true. The
+    parser has no default for `data`; `read_spec` in spec.py reports its absence.
 
     default_model: The import path of the model's class if no setting names one. None:
         the model is a Python object, and the parser takes a dict for it.
-    builds_data: Whether the data is built from settings, not a Python object.
+    builds_data: Whether the data is built from settings. If it is a Python object, the
+        parser takes a dict for it, too.
     """
     parser = Parser()
     for name, kind, default in FLAGS:
@@ -227,7 +249,11 @@ def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
 
 
 def parser_of(class_path: str) -> ArgumentParser:
-    """Return a parser of the arguments of a class or function, which is imported."""
+    """Return a parser of the arguments of a class or function, with their defaults. It
+    imports the class.
+
+    class_path: The import path of the class or function.
+    """
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     module, _, name = class_path.rpartition(".")
     # the colon: torchvision.models.alexnet is a function and a module
@@ -239,6 +265,28 @@ def parser_of(class_path: str) -> ArgumentParser:
     return parser
 
 
+SYNONYMS = {
+    "amp": "trainer.precision",
+    "arch": "model.net",
+    "bs": "data.batch_size",
+    "checkpoint": "ckpt_path",
+    "cpu": "trainer.accelerator cpu",
+    "cuda": "trainer.accelerator gpu",
+    "dataset": "data",
+    "device": "trainer.accelerator",
+    "learning_rate": "model.lr",
+    "epochs": "trainer.max_epochs",
+    "gpus": "trainer.devices",
+    "log_dir": "trainer.default_root_dir",
+    "output_dir": "trainer.default_root_dir",
+    "resume": "ckpt_path",
+    "seed": "seed_everything",
+    "momentum": "model.optimizer_args.momentum",
+    "wd": "model.optimizer_args.weight_decay",
+    "weight_decay": "model.optimizer_args.weight_decay",
+}
+"""{word that is typed instead: the setting that has this meaning here}"""
+
 NOISE = (
     "Parser key",
     "Problem with given class_path",
@@ -249,12 +297,42 @@ NOISE = (
 """Beginnings of lines that do not give a reason: the place, two types of a union that
 are seldom meant, and the value, which `explain_mistake` reads separately."""
 
+BESIDE = (
+    "beside class_path there is only init_args, with all arguments of the class; the "
+    "indentation decides what stands beside it"
+)
+
+HINTS = {
+    "class_path": BESIDE,
+    "_target_": "write class_path in place of it, and init_args with the arguments; "
+    "trainer has neither",
+    "defaults": "configs are not composed here; give --config several times",
+    "fit": "leave fit out, as a word and as a section",
+}
+"""{key that is not accepted: what to do}. Hydra has _target_ and defaults, LightningCLI
+has fit."""
+
+EXAMPLES = {
+    "callbacks": "lightning.pytorch.callbacks.EarlyStopping",
+    "criterion": "torch.nn.CrossEntropyLoss",
+    "data": "lightbase.ImageFolder",
+    "logger": "lightning.pytorch.loggers.CSVLogger",
+    "net": "torchvision.models.resnet18",
+}
+"""{last word of a setting: import path that shows what it takes}"""
+
+BASE_ARGUMENTS = (
+    "; a class has the arguments of its base class only if its __init__ takes **kwargs "
+    "and calls super().__init__(**kwargs)"
+)
+
 
 def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> str:
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
     characters, with a proposal if a similar name exists.
 
-    parser: Its keys are proposed.
+    message: The text of the error.
+    parser: The parser that has raised it. Its keys are proposed.
     config: The settings that were parsed before the error. The arguments of their
         classes are proposed, too.
     """
@@ -262,7 +340,8 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
         # "" is a variable of a shell that is not set
         word = message.split(" ")[2].partition("=")[0]
         if not word.startswith("-"):
-            return f"unknown argument {word!r}; a config file needs --config"
+            hint = HINTS.get(word, "a config file needs --config")
+            return f"unknown argument {word!r}; {hint}"
         classes = {
             "data": config.get("data.class_path"),
             "model.net": config.get("model.init_args.net.class_path"),
@@ -270,15 +349,22 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
         }
         return f"unknown argument {word}{meant(word, parser, classes)}"
     key, class_path, reason = deepest_reason(message)
+    if class_path.endswith("MetricCollection") and key.endswith("metrics"):
+        return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
-        return f"unknown key {unknown}{meant(unknown, parser, {key: class_path})}"
-    if path := re.search(r"dot import path string: (\S+)", reason):
-        paths = {path.rpartition(".")[2]: path for path in users_classes()}
-        reason = f"not an import path{did_you_mean(path[1], paths)}"
-    elif reason.startswith(("module ", "No module named ")):
-        reason += did_you_mean(class_path, users_classes())
+        for word in HINTS.keys() & unknown.split("."):
+            return f"{unknown}: {HINTS[word]}"
+        near = meant(unknown, parser, {key: class_path})
+        return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
+    reason = in_plain_words(reason, class_path, key)
+    if reason == BESIDE and "Got value: None" in message:
+        return f"{key}: there is no class; give --{key} CLASS"
+    if key.endswith("optimizer.params"):  # which only the module can give
+        return (
+            f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
+        )
     pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
     value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
@@ -288,42 +374,75 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
     return reason[:400]
 
 
+def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
+    """Return the reason in words that users know, with a proposal if there is one.
+
+    The words of Python's typing become words of YAML: None is null, for example.
+
+    reason: One line of jsonargparse.
+    class_path: The class that the error is about, or "".
+    key: The setting with the error.
+    """
+    if reason.startswith(("module ", "No module named ")):
+        reason += did_you_mean(class_path, users_classes())
+    reason = re.sub(r"a <class '([\w.]+)'>", r"\1", reason)
+    reason = re.sub(r"^a class path \(str\).*", BESIDE, reason)
+    reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
+    reason = reason.replace("Got value: None", "There is no value")
+    if path := re.search(r"dot import path string: (\S+)", reason):
+        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
+        near = did_you_mean(path[1], paths)
+        reason = f"not an import path, such as {example}{near}"
+    pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
+    if listed := re.fullmatch(pattern, reason):
+        reason += f"; a list has brackets: [{listed[1]}]"
+    return reason
+
+
 def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:
     """Return a proposal such as `; did you mean --model.lr?` for a setting that does
-    not exist, or "" if none is similar. Only the last words are compared, so --lr finds
-    --model.lr.
+    not exist, or "" if none is similar.
 
+    Only the last words are compared, so that --lr and --learning_rate find --model.lr.
+
+    name: The name as it was typed, with or without dashes.
+    parser: Its keys are proposed.
     classes: {setting: import path of its class}. The arguments of these classes are
-        proposed, too.
+        proposed, too. The last class is the likeliest.
     """
     names = [action.dest for action in arguments_of(parser)]
     for key, class_path in classes.items():
         if class_path:
             arguments = parser_of(class_path).get_defaults().keys()
             names += [f"{key}.{argument}" for argument in arguments]
-    by_word = {name.rpartition(".")[2]: name for name in names}
-    near = did_you_mean(name.lstrip("-").rpartition(".")[2], by_word)
+    typed = name.lstrip("-")
+    # a foreign class may lack the setting that a synonym stands for
+    synonyms = {word: key for word, key in SYNONYMS.items() if key != typed}
+    by_word = synonyms | {name.rpartition(".")[2]: name for name in names}
+    dashes = ""
     if name.startswith("-"):
-        return near.replace("mean ", "mean --")
-    return near
+        dashes = "--"
+    return did_you_mean(typed.rpartition(".")[2], by_word, dashes)
 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
     """Return the key, the class path at this key, and the error itself, each "" if the
     message does not have it.
 
-    The most indented error is the closest to the wrong value. Errors with the same
-    indent belong to the types of a union, and are joined with "or".
+    The most indented error says most, because it is closest to the wrong value. Errors
+    with the same indent belong to the types of a union, and are joined with "or".
+
+    message: An indented tree. A line names a key, or a class, or an error.
     """
     keys = re.findall(r'Parser key "(.+?)":', message)
     class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
-    deepest, reasons = -1, [""]
+    reasons = {0: [""]}
     for line in message.splitlines():
         text = line.strip(" -")
-        indent = len(line) - len(line.lstrip(" -"))
-        if text and not text.startswith(NOISE) and indent >= deepest:
-            if indent > deepest:
-                deepest, reasons = indent, []
-            reasons.append(text)
-    reason = " or ".join(dict.fromkeys(reasons))
+        if text and not text.startswith(NOISE):
+            indent = len(line) - len(line.lstrip(" -"))
+            reasons.setdefault(indent + 1, []).append(text)
+    reason = " or ".join(dict.fromkeys(reasons[max(reasons)]))
+    reason = reason.replace(" or Expected ", " or ")
     return ".".join(dict.fromkeys(keys)), "".join(class_paths[-1:]), reason

@@ -1,7 +1,7 @@
 """The user's config files, and the names of the user's classes.
 
-Read `read_config` first. The classes are found in the source code as text, without an
-import of torch.
+Read `read_config` first. The classes are found by searching the source code as text:
+the messages of errors and --help list them, and need not import torch for that.
 """
 
 import re
@@ -49,7 +49,10 @@ REMOVED = "steps_per_execution"
 
 def read_numbers_as_flags(loader: Any) -> None:
     """Let a loader of PyYAML read 1e3 as a number, and 042, 12:30:45 and dates as text.
-    In YAML 1.1, 1e3 is text, 042 is 34, and 12:30:45 is 45045 in base 60."""
+    For a setting with the type int the parser makes 42 of 042, as in a flag.
+
+    In YAML 1.1, 1e3 is text, 042 is 34, and 12:30:45 is 45045 in base 60.
+    """
     pairs = [
         (f"tag:yaml.org,2002:{kind}", re.compile(pattern))
         for kind, pattern in SCALARS.items()
@@ -62,10 +65,12 @@ def read_numbers_as_flags(loader: Any) -> None:
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Loads YAML, and refuses a mapping that has a key twice. See
-    `read_numbers_as_flags`."""
+    """Loads YAML, and refuses a mapping that has a key twice. PyYAML would drop the
+    first value without a message. See `read_numbers_as_flags`."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return a mapping as a node of YAML. Raises MarkedYAMLError for a key that
+        occurs twice."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
@@ -82,14 +87,15 @@ read_numbers_as_flags(ConfigLoader)
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a config file, with today's import paths and without the
-    setting `REMOVED`. The parser checks keys and types.
+    setting `REMOVED`.
 
+    Types of values are not checked here, and keys need not exist: the parser does this.
     Raises UserError for a file that is missing, unreadable, empty or not a mapping.
     """
     try:
         content = yaml.load(path.read_text("utf-8"), ConfigLoader)
     except OSError as error:
-        near = did_you_mean(path.stem, config_files())
+        near = did_you_mean(path.stem, config_files(path.parent))
         raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
     except (ValueError, yaml.YAMLError) as error:
         # PyYAML does not know the name of the file
@@ -99,17 +105,21 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(problem, EXAMPLE, 2) from error
     if not isinstance(content, dict):
         raise UserError(f"config {path} has to hold keys with values", EXAMPLE, 2)
+    if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
+        raise UserError(
+            f"config {path}: trainer has to hold keys with values", EXAMPLE, 2
+        )
     content.pop(REMOVED, None)
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 
 def renamed(config: Any, package: str, key: str = "") -> Any:
     """Return a copy of a saved config with today's import paths. They differ if the
-    user has renamed the package, or if a class has moved since version 0.3.
+    user has renamed the package since, or if a class has moved since version 0.3.
 
     package: The name of the user's package when the config was written.
-    key: The key of `config` in a larger config. Only values of `IMPORT_PATH_KEYS` can
-        be import paths.
+    key: The key of `config`, which is one value of a larger config. Only the values of
+        `IMPORT_PATH_KEYS` can be import paths.
     """
     if isinstance(config, dict):
         return {
@@ -130,14 +140,16 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
     return config
 
 
-def config_files() -> dict[str, str]:
-    """Return {name without .yaml: path} of the YAML files in configs/."""
-    files = sorted(PROJECT.configs.glob("*.y*ml"))
+def config_files(folder: Path) -> dict[str, str]:
+    """Return {name without .yaml: path} of the YAML files in configs/ and in `folder`.
+    A file in `folder` counts before a file of the same name in configs/."""
+    files = [*sorted(PROJECT.configs.glob("*.y*ml")), *sorted(folder.glob("*.y*ml"))]
     return {file.stem: relative_to_cwd(file) for file in files}
 
 
 def users_classes() -> list[str]:
-    """Return the import path of each class at the top level of the user's package."""
+    """Return the import path of each class in the user's package. No file is imported.
+    Classes inside other classes or functions are left out."""
     classes = []
     for file in sorted((PROJECT.root / PROJECT.package).rglob("*.py")):
         path = file.relative_to(PROJECT.root).with_suffix("")
@@ -148,9 +160,11 @@ def users_classes() -> list[str]:
 
 
 def path_of_class(name: str) -> str:
-    """Return the import path for the bare name of a class, such as "MLP": a class that
-    only one module of the user's package has, or a public name of the library. Any
-    other text is returned unchanged."""
+    """Return the import path for the bare name of a class, such as "MLP".
+
+    The class has to be in the user's package, and no other class there may have this
+    name, or it is a public name of the library. Any other text is returned unchanged.
+    """
     if name[:1].isupper():
         paths = [path for path in users_classes() if path.endswith(f".{name}")]
         if len(paths) == 1:

@@ -32,7 +32,6 @@ WRONG_FLAGS = """
 --model.net.size [1] | model.net.size | sizes?
 --modle.lr 1 | --modle.lr | --model.lr?
 --model.parameter_groups.layers.1.lr 0.1 | model.parameter_groups: | dict
---epochs 1 | unknown argument --epochs
 stray | unknown argument 'stray'; a config file needs --config
 --config nowhere.yaml | config nowhere.yaml: No such file
 --data.batch_size -3 | data.batch_size: | -3 | >0
@@ -40,7 +39,7 @@ stray | unknown argument 'stray'; a config file needs --config
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
 --monitor= | --monitor_mode max or min
 --data.pin_memory 5 | data.pin_memory: '5' | bool
---model.lr null | model.lr: | PositiveFloat
+--model.lr null | model.lr: | null
 --model.scheduler_interval batch | batch | 'epoch', 'step'
 --model.optimizer Addam | Addam | Adam?
 --model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
@@ -49,21 +48,37 @@ stray | unknown argument 'stray'; a config file needs --config
 --model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
 --model.net example.models.mlp.MPL | MPL | MLP?
 --model.net example.model.mlp.MLP | example.model' | did you mean
+--device cpu | did you mean --trainer.accelerator?
+--cpu | did you mean --trainer.accelerator cpu?
+--gpus 1 | did you mean --trainer.devices?
+--logger wandb | did you mean --trainer.logger?
 --batch-size 32 | did you mean --data.batch_size?
+--output-dir x | did you mean --trainer.default_root_dir?
+--checkpoint x.ckpt | did you mean --ckpt_path?
+fit --model.lr 1 | unknown argument 'fit'; leave fit out
+--trainer.logger csv | 'csv' | such as lightning.pytorch.loggers.CSVLogger
+--trainer.callbacks EarlyStop | such as lightning.pytorch.callbacks.EarlyStopping
 --data ImageFolder | data.data_dir:
+--model.net resnet18 | such as torchvision.models.resnet18
+--model.criterion CrossEntropy | such as torch.nn.CrossEntropyLoss
 --model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
 --data.help Disc | did you mean example.data.discs.Discs?
+--learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
 --batch_size 1 | did you mean --data.batch_size?
+--epochs 1 | did you mean --trainer.max_epochs?
 --sizes 784,10 | did you mean --model.net.sizes?
 --trainer.max_epoch 1 | did you mean --trainer.max_epochs?
+--model.net.sizes 192,4 | a list has brackets: [192,4]
 --model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
 --model.net.activation foo | foo | relu
 --model.optimizer_args.betas [0.9] | Adam | betas
 --trainer.devices 0 --trainer.accelerator cpu | devices='0'
 --trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | >0
---model.net.sizes null | model.net.sizes: | None
+--model.net.sizes null | model.net.sizes: | There is no value
+--model.metrics.f1 torchmetrics.F1Score | model.metrics.task: | no value
+--model.metrics.f1 torchmetrics.classification.BinaryFBetaScore | metrics.beta: | no value
 --trainer.max_epochs | --trainer.max_epochs
 --trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
 --trainer.strategy ddp_spwan | 'ddp_spwan' | ddp_spawn
@@ -131,11 +146,20 @@ WRONG_CONFIGS = r"""
 (?s).* | [1] | to hold keys with values
 (?s).* | a: [1\nb: } | line 2
 (?s).* | \x00\x01\x02 | YAML
+(?s).* | trainer: 5 | trainer has to hold keys
+(?s).* | model: {class_path: Classifier, lr: 3} | model.class_path: | init_
 (?s)data:.* |  | required: data
 epochs: 2 | epochs: 1:30 | max_epochs: '1:30'
 sizes: | size: | size | sizes?
-sizes: .* | sizes: | model.net.sizes: | None
-0.01 |  | model.lr: | PositiveFloat
+sizes: .* | sizes: | model.net.sizes: | no value
+0.01 |  | model.lr: | null
+(?s)model:.*?data: | data: | model.net: there is no class; give --model.net CLASS
+model: | model:\n  _target_: MLP | model._target_: write class_path in place of it
+(?s)net:\n    class_path(.*?)\n      .*?\n | net:\n    _target_: MLP\n | model.net._target_: write class_path
+(?s)data:.*?# | data: {_target_: a}\n# | data._target_: write class_path
+(?s).* | defaults: [model: mlp] | defaults: configs are not composed here
+(?s).* | fit: {model: {class_path: X}} | fit: leave fit out
+trainer: | trainer:\n  _target_: lightning.Trainer | trainer._target_: | trainer has neither
 \Z | modle: 3 | modle | model?
 \Z | trainer: {max_epochs: 9} | duplicate key 'trainer' | line 27
 \Z |   callbacks: [{class_path: Timer, init_args: {intrval: step}}] | callbacks.intrval | interval?

@@ -3,6 +3,8 @@
 from urllib.error import URLError
 
 import pytest
+import torch
+from lightning import LightningModule
 from paths import TINY, Train, argv, script
 from plain import PlainData, PlainModule
 
@@ -50,6 +52,13 @@ def test_the_profiler_of_pytorch(train: Train):
     assert train(flags, "--trainer.max_steps 3")["steps"] == 3
 
 
+class Annotated(LightningModule):
+    """A module whose optimizer has the type of an object, as in some templates."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+
+
 class Manual(PlainModule):
     """A module that steps its optimizer itself."""
 
@@ -71,12 +80,15 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (f"{OF_USER}Annotated --model.optimizer Adam", "OptimizerCallable"),
         (f"{OF_USER}Manual --trainer.gradient_clip_val 1", "gradient_clip_val"),
         (
             "--model plain.PlainModule --data test_foreign_code.Download",
             "a download failed",
         ),
+        ("--model plain.PlainModule", "names no data"),
         (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
+        (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "CTCLoss.forward() missing"),
         (
             f"{ON_TINY} --model.criterion torch.nn.CrossEntropyLoss "
             "--model.criterion.reduction none",
@@ -88,7 +100,7 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         ),
         (
             f"{ON_TINY} --model.metrics.t torchmetrics.wrappers.MetricTracker",
-            "MetricTracker",
+            "by a name",
         ),
     ],
 )

@@ -21,6 +21,7 @@ from stops import Terminate
 from written import checkpoint, checkpoint_file, equal, weights
 
 import lightbase
+from lightbase.commands.script import python_errors
 from lightbase.commands.train import main as command
 from lightbase.config.errors import UserError
 from lightbase.config.paths import PROJECT
@@ -114,7 +115,7 @@ def test_load_finds_runs_as_the_scripts_do(
     for name in ("a/b", "a/b/version_1", "last", "best", f"logs/{file}"):
         loaded, _ = lightbase.load(name, *objects())
         assert equal(loaded.state_dict(), module.state_dict()), name
-    with pytest.raises(UserError, match=r"^--ckpt_path c: no such file"):
+    with pytest.raises(UserError, match=r"^ckpt_path c: no such file"):
         lightbase.load("c", *objects())
     with pytest.raises(UserError, match=r"the data of this run is an object"):
         lightbase.load("a/b", module)
@@ -127,6 +128,14 @@ def test_load_finds_runs_as_the_scripts_do(
 def test_a_notebook_shows_two_lines() -> None:
     error = UserError("problem", "way out")
     assert error._render_traceback_() == ["error: problem", "way out"]
+
+
+def test_a_message_in_python_has_arguments_in_place_of_flags() -> None:
+    text = "--trainer.max_epochs 3: try --data.drop_last false or --name"
+    with pytest.raises(UserError) as caught, python_errors():
+        raise UserError(text, "lightbase.data.module stays")
+    expected = "max_epochs=3: try drop_last=False or name"
+    assert str(caught.value) == f"{expected}\nlightbase.data.module stays"
 
 
 PROJECT_OF_A_USER = """
@@ -208,7 +217,7 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     flags |= {"name": "x", "ckpt_path": "last"}
     with pytest.raises(UserError, match=r"lr 0.5: a resume keeps"):
         lightbase.train(*objects(**arguments, lr=0.5), **flags)
-    with pytest.raises(UserError, match=r"^--seed_everything 1: a resume keeps 42"):
+    with pytest.raises(UserError, match=r"^seed_everything=1: a resume keeps 42"):
         lightbase.train(*objects(**arguments), seed_everything=1, **flags)
     assert lightbase.train(*objects(**arguments), **flags)["epochs"] == 3
     long, resumed = (weights(tmp_path / name / "version_0") for name in ("long", "x"))
@@ -253,17 +262,14 @@ def test_plain_lightning_objects_train(flags: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (
-            {"max_epoch": 1},
-            r"argument --max_epoch; did you mean --trainer.max_epochs\?",
-        ),
-        ({"epochs": 1}, r"argument --epochs; did you mean --trainer.max_epochs\?"),
+        ({"max_epoch": 1}, r"argument max_epoch; did you mean max_epochs\?"),
+        ({"epochs": 1}, r"argument epochs; did you mean max_epochs\?"),
         ({"max_epochs": "many"}, r"^trainer.max_epochs: 'many'"),
         ({"ckpt_path": "last", "name": "none"}, r"ckpt_path last: no run in"),
         ({"data": None}, r"takes a LightningModule and its data"),
         ({"data": Points}, r"LightningModule and its data, as objects"),
         ({"val": [1]}, r"a data module has its own"),
-        ({"batch_size": 3}, r"unknown argument --batch_size"),
+        ({"batch_size": 3}, r"unknown argument batch_size"),
     ],
 )
 def test_mistakes_are_user_errors(tmp_path: Path, wrong: Any, text: str) -> None:

@@ -91,6 +91,16 @@ def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
     assert error.endswith('\npip install -c constraints.txt -e ".[sweep]"')
 
 
+@pytest.mark.parametrize("line", ["{}", '{"op_code": 0}', "[]", "oops", "\0"])
+def test_a_damaged_study_is_refused(sweep, tmp_path, capsys, line):
+    (tmp_path / "tried").mkdir()
+    file = tmp_path / "tried" / "study.journal"
+    file.write_text(f"{line}\n" * 2)
+    error = fails(capsys, 1, lambda: sweep("--search", "model.lr=0.1"))
+    assert f"{file} cannot be read: " in error
+    assert error.endswith("\ngive another --name")
+
+
 class Interrupted(BaseException):
     """Like a kill: nothing is saved or recorded."""
 
