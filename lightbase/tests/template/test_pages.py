@@ -110,6 +110,7 @@ def test_files_of_pages_pass_the_hook(tmp_path: Path) -> None:
     # ruff tells the repository's packages from others by the folders that are there
     for package in ("lightbase", PACKAGE):
         (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
     for page in [REPO / "README.md", *(REPO / "docs").rglob("*.md")]:
         for name, content in files(page.read_text("utf-8")).items():
             if name.endswith(".py"):
