@@ -104,8 +104,6 @@ def run_short(command: str) -> Any:
     flags = SHORTER.get(name, "").split()
     if "--trainer.max_epochs" in flags and "--ckpt_path" in command:
         flags += ["--trainer.max_epochs", "2"]
-    if "configs/default.yaml" in command and "--data " not in command:
-        flags += ["--data.num_train", "600", "--data.num_test", "100"]
     for many, few in FEWER.items():
         command = command.replace(many, few)
     return run(command, *flags)
