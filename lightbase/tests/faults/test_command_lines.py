@@ -22,7 +22,7 @@ from lightbase.commands.train import main
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
-NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 25))
+NUM_EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", 15))
 SECONDS = 60  # more for one example is a hang
 BASE: dict[str, Any] = yaml.safe_load(Path(TINY).read_text())
 BASE["trainer"] |= {"max_epochs": 1, "log_every_n_steps": 2}
