@@ -7,15 +7,13 @@ import importlib
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 # before torch is imported: tests that run side by side share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from generated import cifar10_dir, mnist_dir, offline  # noqa: F401  # fixtures
-from paths import HERE, TINY, Train, Trained, argv, script
+from paths import HERE, TINY, argv, script
 
 from lightbase.config.paths import PROJECT
 
@@ -30,9 +28,7 @@ os.fsync = lambda _: None  # 5 ms each, against a power cut, which no test makes
 
 
 @pytest.fixture(autouse=True)
-def repository(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def repository(monkeypatch, tmp_path_factory):
     """The user's repository is this folder, as for a script in lightbase/tests/scripts.
     The user's runs are in the temporary folders of the tests."""
     monkeypatch.setattr(PROJECT, "root", HERE)
@@ -42,7 +38,7 @@ def repository(
     monkeypatch.setattr(PROJECT, "default_model", "example.classifier.Classifier")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     # pytest-xdist's first process only hands out tests. It need not wait for imports
     if getattr(config.option, "numprocesses", None):
         return
@@ -57,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     event_file_writer._global_uid = event_file_writer.AtomicCounter(1000)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     import torch
 
     # Pages define classes in modules of a temporary folder. jsonargparse still finds
@@ -70,21 +66,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"no {mark}"))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     # what has been imported stays: looking through all of it takes a second each time
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     gc.unfreeze()  # triton, where it is, misses at the end what was not let go
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Train:
+def train(tmp_path):
     """Return a function that calls train.py in this process, on tiny.yaml or another
     config. Its logs are in tmp_path."""
 
-    def run(*args: object, config: str = TINY) -> dict[str, Any]:
+    def run(*args, config=TINY):
         root = ("--trainer.default_root_dir", tmp_path)
         return script("train").main(argv("--config", config, *root, *args))
 
@@ -92,12 +88,12 @@ def train(tmp_path: Path) -> Train:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory):
     """Return a function that trains tiny.yaml once for the same flags. It returns the
     folder of the run, which no test changes, and the metrics."""
 
     @functools.cache
-    def run(*flags: str) -> tuple[Path, dict[str, Any]]:
+    def run(*flags):
         root = tmp_path_factory.mktemp("trained")
         place = ["--config", TINY, "--trainer.default_root_dir", str(root)]
         metrics = script("train").main([*place, *flags])

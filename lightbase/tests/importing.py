@@ -8,7 +8,6 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import _common
 from lightning import Trainer
@@ -25,7 +24,7 @@ OTHERS = (
 )
 
 
-def state() -> dict[str, Any]:
+def state():
     return {
         "streams": (sys.stdout, sys.stderr, *sys.argv, *sys.path),
         "warnings": list(warnings.filters),

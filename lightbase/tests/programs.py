@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 LONGEST = 1 << 17  # bytes of a command with its environment
@@ -38,7 +37,7 @@ MODULES = [
 
 class Program(subprocess.Popen[str]):
     # there is no public way to put a process that was started elsewhere under a Popen
-    def _execute_child(self, args: Any, *others: Any) -> None:
+    def _execute_child(self, args, *others):
         cwd, env = others[4:6]
         # both ends of stdin, stdout and stderr; -1: the stream of this process
         pipes = others[9:15]
@@ -56,10 +55,10 @@ class Program(subprocess.Popen[str]):
         socket.send_fds(server(), [json.dumps(job, default=str).encode()], streams)
         self.pid = int(server().recv(100))
         self._child_created = True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self._close_pipe_fds(*pipes)
 
 
-def start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
+def start(command, **options):
     """Start a command. options: arguments of subprocess.Popen."""
     if sys.platform == "linux":
         return Program(command, text=True, **options)
@@ -67,7 +66,7 @@ def start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
 
 
 @functools.cache
-def server() -> socket.socket:
+def server():
     """Start the process that forks, once. Return our end of its socket."""
     # a process whose parent has gone becomes our child
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -81,7 +80,7 @@ def server() -> socket.socket:
     return jobs
 
 
-def serve(jobs: socket.socket) -> None:
+def serve(jobs):
     """Fork a process for each job. Return in the forked processes alone, in the place
     of a new process."""
     before = dict(os.environ)
@@ -120,7 +119,7 @@ def serve(jobs: socket.socket) -> None:
     sys.path[0:1] = [str(Path(sys.argv[0]).parent), *filter(None, folders)]
 
 
-def run(path: str) -> int:
+def run(path):
     """Run a script as the main program. Return its exit status."""
     status = 0
     try:
@@ -130,7 +129,7 @@ def run(path: str) -> int:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for them
+    threading._shutdown()  # waits for them
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

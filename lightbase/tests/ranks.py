@@ -15,7 +15,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import programs
 import torch
@@ -23,14 +22,13 @@ from paths import HERE, TINY, argv
 
 SECONDS = 300  # of one job; under load it may take ten times as long as alone
 LIMIT_S = 200  # of a command; under load a start takes a minute
-PIPED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        number: int = free.getsockname()[1]
-        return number
+        return free.getsockname()[1]
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Ranks:
     outputs: list[str]
 
 
-def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
+def on_ranks(folder, num_ranks, function, *args):
     """Run `module.function(*args)` of this folder on so many ranks. Their outputs are
     kept in `folder`."""
     port = free_port()
@@ -77,7 +75,7 @@ def on_ranks(folder: Path, num_ranks: int, function: str, *args: Any) -> Ranks:
     return Ranks(statuses, [path.read_text() for path in outputs])
 
 
-def start_train(folder: Path, *flags: object) -> subprocess.Popen[str]:
+def start_train(folder, *flags):
     """Start train.py on tiny.yaml, in a session of its own, so that `assert_none_left`
     finds what it starts. It can import the test files."""
     paths = filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -90,7 +88,7 @@ def start_train(folder: Path, *flags: object) -> subprocess.Popen[str]:
     )
 
 
-def two_machines(folder: Path, *flags: object, **gpus: tuple[str, str]) -> str:
+def two_machines(folder, *flags, **gpus):
     """Train with the command of docs/devices.md, both "machines" on the loopback.
     Return what they print.
 
@@ -113,18 +111,18 @@ def two_machines(folder: Path, *flags: object, **gpus: tuple[str, str]) -> str:
     return outputs
 
 
-def wait_for(process: subprocess.Popen[str], beginning: str) -> None:
+def wait_for(process, beginning):
     """Read what a process prints, up to a line with this beginning."""
     assert process.stdout
     assert any(line.startswith(beginning) for line in process.stdout)
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
+def children(process):
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(number) for number in path.read_text().split()]
 
 
-def assert_none_left(group: int) -> None:
+def assert_none_left(group):
     """The processes of the group end soon."""
     end = time.monotonic() + LIMIT_S / 4
     with contextlib.suppress(ProcessLookupError):

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 
 import pytest
@@ -34,72 +33,43 @@ WRONG_FLAGS = """
 --model.parameter_groups.layers.1.lr 0.1 | model.parameter_groups: | dict
 stray | unknown argument 'stray'; a config file needs --config
 --config nowhere.yaml | config nowhere.yaml: No such file
---data.batch_size -3 | data.batch_size: | -3 | >0
---data lightbase.BaseDataModule | BaseDataModule has no method load
 --model.scheduler LRScheduler | 'LRScheduler' | did you mean ChainedScheduler?
 --monitor= | --monitor_mode max or min
---data.pin_memory 5 | data.pin_memory: '5' | bool
+--model.optimizer=Adagrad --model.optimizer_args.maximize=1 | model.optimizer Adagrad with {'maximize': 1}
 --model.lr null | model.lr: | null
---model.scheduler_interval batch | batch | 'epoch', 'step'
 --model.optimizer Addam | Addam | Adam?
 --model.optimizer_args.amsgrat 1 | amsgrat | it takes lr, betas
---model.optimizer_args.fused true --model.optimizer_args.foreach true | fused | foreach
---model.compile_mode default | compile_mode default | --model.compile_net inductor
 --model.metrics.class_acc torchmetrics.MeanMetric --model.per_class true | metrics.class_acc
 --model.net example.models.mlp.MPL | MPL | MLP?
---model.net example.model.mlp.MLP | example.model' | did you mean
 --device cpu | did you mean --trainer.accelerator?
 --cpu | did you mean --trainer.accelerator cpu?
---gpus 1 | did you mean --trainer.devices?
 --logger wandb | did you mean --trainer.logger?
---batch-size 32 | did you mean --data.batch_size?
---output-dir x | did you mean --trainer.default_root_dir?
---checkpoint x.ckpt | did you mean --ckpt_path?
 fit --model.lr 1 | unknown argument 'fit'; leave fit out
 --trainer.logger csv | 'csv' | such as lightning.pytorch.loggers.CSVLogger
 --trainer.callbacks EarlyStop | such as lightning.pytorch.callbacks.EarlyStopping
 --data ImageFolder | data.data_dir:
 --model.net resnet18 | such as torchvision.models.resnet18
---model.criterion CrossEntropy | such as torch.nn.CrossEntropyLoss
---model.net nowhere.Net | model.net: | 'nowhere'
 --model.net MPL | 'MPL' | did you mean example.models.mlp.MLP?
 --model.help nowhere.X | No module named 'nowhere'
---data.help Disc | did you mean example.data.discs.Discs?
 --learning_rate 1 | unknown argument --learning_rate; did you mean --model.lr?
---batch_size 1 | did you mean --data.batch_size?
 --epochs 1 | did you mean --trainer.max_epochs?
---sizes 784,10 | did you mean --model.net.sizes?
---trainer.max_epoch 1 | did you mean --trainer.max_epochs?
 --model.net.sizes 192,4 | a list has brackets: [192,4]
 --model.net example.data.synthetic.SyntheticImages | SyntheticImages | Module
---model.net.activation foo | foo | relu
 --model.optimizer_args.betas [0.9] | Adam | betas
 --trainer.devices 0 --trainer.accelerator cpu | devices='0'
---trainer.accumulate_grad_batches 0 | trainer.accumulate_grad_batches: | >0
 --model.net.sizes null | model.net.sizes: | There is no value
 --model.metrics.f1 torchmetrics.F1Score | model.metrics.task: | no value
---model.metrics.f1 torchmetrics.classification.BinaryFBetaScore | metrics.beta: | no value
 --trainer.max_epochs | --trainer.max_epochs
---trainer.max_epochs=12:30:45 | trainer.max_epochs: '12:30:45'
---trainer.strategy ddp_spwan | 'ddp_spwan' | ddp_spawn
 --model.net torchvision.models.alexnet --model.net.classes 9 | num_classes?
 --model.scheduler SequentialLR | it takes schedulers
---model.optimizer_args.capturable true | capturable=True
---model Clasifier | 'Clasifier'
 --model.net torchvision.models.resnet18 --model.net.weights DEFAULT | 1000 but got 4
 --config | --config | expected one argument
 --trainer 5 | trainer: | '5'
---trainer.accelerator foo | foo | cpu
---trainer.callbacks Foo | Foo
 --monitor val/f1 | val/f1 | val/acc
---name ../x | ../x
 --name=a/version_0 | not a name for a folder below
---trainer.accelerator tpu | trainer flags
 --model.scheduler ExponentialLR --model.scheduler_args.gamma abc | abc
---monitor train/foo --patience 2 | train/foo
 --model.scheduler CosineAnnealingLR --trainer.max_epochs -1 | CosineAnnealingLR
 --patience 3 --data.val_fraction 0 | --patience 3 | val_fraction
---model.scheduler ReduceLROnPlateau --data.val_fraction 0 | ReduceLROnPlateau | val_fraction
 --model.net.sizes [191,4] | MLP | (3, 8, 8)
 --model.net test_cli.Broken --model.net.where below | Broken | (3, 8, 8)
 """
@@ -136,34 +106,22 @@ def test_two_lines_for_a_command_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_argument(train, capsys):
-    assert "unknown argument ''" in fails(capsys, 2, lambda: train(""))
-
-
 # a pattern in tiny.yaml, what takes its place, and what the error names
 WRONG_CONFIGS = r"""
 (?s).* |  | to hold keys with values
-(?s).* | [1] | to hold keys with values
 (?s).* | a: [1\nb: } | line 2
-(?s).* | \x00\x01\x02 | YAML
-(?s).* | trainer: 5 | trainer has to hold keys
 (?s).* | model: {class_path: Classifier, lr: 3} | model.class_path: | init_
 (?s)data:.* |  | required: data
 epochs: 2 | epochs: 1:30 | max_epochs: '1:30'
-sizes: | size: | size | sizes?
 sizes: .* | sizes: | model.net.sizes: | no value
-0.01 |  | model.lr: | null
 (?s)model:.*?data: | data: | model.net: there is no class; give --model.net CLASS
 model: | model:\n  _target_: MLP | model._target_: write class_path in place of it
 (?s)net:\n    class_path(.*?)\n      .*?\n | net:\n    _target_: MLP\n | model.net._target_: write class_path
 (?s)data:.*?# | data: {_target_: a}\n# | data._target_: write class_path
 (?s).* | defaults: [model: mlp] | defaults: configs are not composed here
 (?s).* | fit: {model: {class_path: X}} | fit: leave fit out
-trainer: | trainer:\n  _target_: lightning.Trainer | trainer._target_: | trainer has neither
-\Z | modle: 3 | modle | model?
 \Z | trainer: {max_epochs: 9} | duplicate key 'trainer' | line 27
 \Z |   callbacks: [{class_path: Timer, init_args: {intrval: step}}] | callbacks.intrval | interval?
-\Z |   callbacks: [{class_path: EarlyStopping, init_args: {monitor: a, patience: x}}] | int | x
 \Z |   callbacks: [{class_path: ModelCheckpoint, init_args: {save_last: true}}] | a dirpath
 \Z |   callbacks: [{class_path: Timer}, {class_path: Timer}] | more than one | Timer
 """
@@ -190,7 +148,7 @@ class Broken(nn.Module):
         if where == "init":
             raise KeyError("a bug")
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         if self.where == "below":
             return nn.Linear(5, 4)(x)
         raise ValueError("a bug")
@@ -202,7 +160,7 @@ def fetches(num_classes: int = 4, url: str = "", file: str = "") -> nn.Module:
         raise FileNotFoundError(file)
     if url:
         raise URLError(f"{url} cannot be reached")
-    raise NameError("a bug")
+    return nn.Identity()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +168,6 @@ def fetches(num_classes: int = 4, url: str = "", file: str = "") -> nn.Module:
     [
         ("Broken --model.net.where init", KeyError),
         ("Broken", ValueError),
-        ("fetches", NameError),
     ],
 )
 def test_a_bug_in_the_users_code_keeps_its_traceback(train, net, error):
@@ -219,40 +176,19 @@ def test_a_bug_in_the_users_code_keeps_its_traceback(train, net, error):
     assert Path(__file__) in [entry.path for entry in caught.traceback[-2:]]
 
 
-@pytest.mark.parametrize("line", ["import sklearnn", "x = (", "from os import nothing"])
-@pytest.mark.parametrize("flag", ["--model.net", "--model"])
+@pytest.mark.parametrize("line", ["import sklearnn", "from os import nothing"])
 def test_an_error_in_the_import_of_the_users_file_has_its_place(
-    train, tmp_path, capsys, monkeypatch, line, flag
+    train, tmp_path, capsys, monkeypatch, line
 ):
-    if flag == "--model" and line == "x = (":
-        pytest.skip("Python tells the place of a SyntaxError")
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
-    name = f"broken_{len(line)}_{len(flag)}"  # Python remembers that there is no module
+    name = f"broken_{len(line)}"  # Python remembers that there is no module
     file = tmp_path / f"{name}.py"
     file.write_text(f"import os\n{line}\n")
-    error = fails(capsys, 2, lambda: train(flag, f"{name}.Net"))
+    error = fails(capsys, 2, lambda: train("--model.net", f"{name}.Net"))
     assert error.endswith(f"in {file}, line 2: {line}")
 
 
-@pytest.mark.parametrize(
-    ("flags", "rows"),
-    [
-        (["--model.net.help=MLP"], ["--net.sizes", "-"]),
-        (["--model.help", "Classifier"], ["--model.lr", "0.01", "The learning rate."]),
-        (["--data.help=lightbase.ImageFolder"], ["--data.data_dir", "-"]),
-    ],
-)
-def test_the_help_of_a_class_has_a_line_for_each_argument(capsys, flags, rows):
-    with pytest.raises(SystemExit) as caught:
-        main(["--config", TINY, *flags])
-    assert not caught.value.code
-    lines = capsys.readouterr().out.splitlines()
-    assert 1 < len(lines) < 60
-    (line,) = [line for line in lines if line.startswith(f"{rows[0]} ")]
-    assert all(row in line for row in rows)
-
-
-def printed(capsys: Any, *args: str) -> dict[str, Any]:
+def printed(capsys, *args):
     with pytest.raises(SystemExit) as caught:
         main([*args, "--print_config"])
     assert not caught.value.code
@@ -260,7 +196,7 @@ def printed(capsys: Any, *args: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def default(tmp_path, monkeypatch):
     """A small default experiment."""
     path = tmp_path / "default.yaml"
     path.write_text(
@@ -272,7 +208,7 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("default")
-def test_the_default_experiment_does_not_leak_into_a_config(capsys: Any) -> None:
+def test_the_default_experiment_does_not_leak_into_a_config(capsys):
     assert printed(capsys)["model"]["init_args"]["optimizer_args"] == {"momentum": 0.9}
     own = printed(capsys, "--config", TINY)
     assert own["model"]["init_args"]["optimizer"] == "Adam"
@@ -328,10 +264,7 @@ def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path
 AT_ONCE = """
 train --help | --model.lr 0.01 | Discs | --trainer.max_epochs
 evaluate --ckpt x | required: --ckpt_path
-predict --help | --threshold
 export --ckpt_path x | --ckpt_path x: no such file
-tune --help | --min_lr
-runs --help | --best
 """
 
 
@@ -350,21 +283,9 @@ def test_help_and_flags_of_other_scripts_do_not_wait_for_torch(
     assert all(part in text for part in expected), text
 
 
-def test_the_help_has_all_flags() -> None:
+def test_the_help_has_all_flags():
     text = help_of_train()
     assert all(f"\n--{name} " in text for name, *_ in FLAGS)
-
-
-@pytest.mark.usefixtures("default")
-def test_the_default_run_says_so_in_its_first_lines_with_the_command_for_others(
-    capsys, tmp_path
-):
-    main(
-        ["--trainer.default_root_dir", str(tmp_path), "--trainer.fast_dev_run", "true"]
-    )
-    first = capsys.readouterr().out.splitlines()[:2]
-    assert first[0].endswith("default.yaml: For tests: trains in a second.")
-    assert "python scripts/train.py --config configs/" in first[1]
 
 
 MINE = """\

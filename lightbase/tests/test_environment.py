@@ -3,21 +3,17 @@
 import errno
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
-from lightning import Callback
-from paths import HERE, TINY, Train, fails
+from paths import HERE, TINY, fails
 
 
-def run(root: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(root, *flags, **options):
     command = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
     command += ["--trainer.default_root_dir", str(root), *flags]
     return subprocess.run(
@@ -45,23 +41,9 @@ def test_too_few_files_for_the_workers(tmp_path):
     assert "--data.num_workers, such as 0" in way_out
 
 
-def test_a_file_system_without_locks(train: Train, monkeypatch, capsys):
+def test_a_file_system_without_locks(train, monkeypatch, capsys):
     no_locks = OSError(errno.ENOLCK, "No locks available")
     monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=no_locks))
     problem, way_out = fails(capsys, 1, train).splitlines()
     assert problem.endswith("No locks available")
     assert way_out == "give another one"
-
-
-class RemoveFolder(Callback):
-    """Removes the folder of the run, as a user might, after the first epoch."""
-
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        # TensorBoard's thread may write a file again while the folder is removed
-        shutil.rmtree(trainer.logger.log_dir, ignore_errors=True)
-
-
-def test_a_folder_that_is_removed_ends_the_run(train: Train, capsys):
-    flags = "--trainer.callbacks test_environment.RemoveFolder"
-    error = fails(capsys, 1, lambda: train(flags))
-    assert "it was removed while the run trained" in error

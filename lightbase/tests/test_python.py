@@ -6,59 +6,49 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, seed_everything
-from paths import TINY, fails, script
+from paths import HERE, TINY, fails, script
 from plain import PlainData, PlainModule
 from small import Points
 from stops import Terminate
 from written import checkpoint, checkpoint_file, equal, weights
 
 import lightbase
-from lightbase.commands.script import python_errors
-from lightbase.commands.train import main as command
 from lightbase.config.errors import UserError
 from lightbase.config.paths import PROJECT
 
 
 @pytest.fixture
-def flags(tmp_path: Path) -> Any:
+def flags(tmp_path):
     """Return the flags of a short training that writes below `tmp_path`."""
     quiet = {"device_monitor": False, "step_timer": False, "figures_every_n_epochs": 0}
     return {"default_root_dir": str(tmp_path), "max_epochs": 1, **quiet}
 
 
-def objects(**arguments: Any) -> tuple[Classifier, Points]:
+def objects(**arguments):
     seed_everything(1, verbose=False)
     module = Classifier(MLP([10, 4, 2]), num_classes=2, **arguments)
     return module, Points(batch_size=10)
 
 
-def test_a_run_of_objects(tmp_path: Path, flags: Any, capsys: Any) -> None:
+def test_a_run_of_objects(tmp_path, flags, capsys):
     """It has all that a run has. Objects open it, and the scripts cannot."""
     module, data = objects(lr=0.1)
     result = lightbase.train(module, data, name="try", **flags)
     assert result["epochs"] == 1
     run = tmp_path / "try" / "version_0"
-    files = {file.name for file in run.iterdir()}
-    assert files >= {"config.yaml", "metrics.json", "progress.json", "checkpoints"}
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"] == {"class_path": "example.classifier.Classifier"}
     assert config["trainer"]["max_epochs"] == 1
     check_result(result, run, module)
 
     best = checkpoint_file(run)
-    # after the test the module has the best weights
-    expected = module.state_dict()
-    net = MLP([10, 4, 2])
-    loaded = Classifier.load_from_checkpoint(best, net=net, num_classes=2)
-    assert equal(loaded.state_dict(), expected)
+    expected = module.state_dict()  # after the test the best weights
     other, other_data = objects(lr=0.5)
     loaded, loaded_data = lightbase.load(best, other, other_data)
     assert loaded is other
@@ -68,40 +58,32 @@ def test_a_run_of_objects(tmp_path: Path, flags: Any, capsys: Any) -> None:
     assert "lightbase.load(path, module, data)" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"were built in Python"):
         lightbase.load(best)
-    error = fails(
-        capsys, 2, lambda: script("evaluate").main(["--ckpt_path", str(best)])
-    )
-    assert "give the objects: lightbase.load" in error
     last = f"--ckpt_path={checkpoint_file(run, 'last')}"
     root = f"--trainer.default_root_dir={tmp_path}"
-    assert "were built in Python" in fails(capsys, 2, lambda: command([last, root]))
+    for name in ("evaluate", "train"):
+        error = fails(capsys, 2, lambda name=name: script(name).main([last, root]))
+        assert "were built in Python" in error
 
 
-def check_result(result: lightbase.Result, run: Path, module: Any) -> None:
+def check_result(result, run, module):
     """It is the content of metrics.json, and has the metrics of the best epoch."""
     assert result == json.loads((run / "metrics.json").read_text())
-    assert json.loads(json.dumps(result)) == dict(result)
     assert (result.folder, result.module, result.best_epoch) == (run, module, 1)
     names = {"train/loss", "train/acc", "val/loss", "val/acc", "test/loss", "test/acc"}
     assert result.metrics.keys() >= names
     best = checkpoint(run)["callbacks"]["RunCheckpoint/best"]["best_model_score"]
     assert result.metrics["val/acc"] == pytest.approx(float(best))
     assert [*result.history["epoch"]] == [1]
-    labels = [
-        line.get_label() for axes in result.plot().axes for line in axes.get_lines()
-    ]
-    assert sorted(labels) == ["train/acc", "train/loss", "val/acc", "val/loss"]
+    assert len(result.plot().axes) == 2
 
 
-def test_a_training_without_a_folder_has_a_result(flags: Any) -> None:
+def test_a_training_without_a_folder_has_a_result(flags):
     result = lightbase.train(*objects(), fast_dev_run=True, **flags)
     assert result.folder is None
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
 
 
-def test_load_finds_runs_as_the_scripts_do(
-    tmp_path: Path, flags: Any, monkeypatch: Any
-) -> None:
+def test_load_finds_runs_as_the_scripts_do(tmp_path, flags, monkeypatch):
     monkeypatch.setattr("lightbase.config.paths.Project.logs", tmp_path / "logs")
     monkeypatch.setattr(PROJECT, "root", tmp_path)
     del flags["default_root_dir"]
@@ -123,19 +105,6 @@ def test_load_finds_runs_as_the_scripts_do(
     path = "logs/a/b/version_0/checkpoints/last.ckpt"
     result = lightbase.train(*objects(), name="a/b", ckpt_path=path, **flags)
     assert [row["epoch"] for row in result.epochs] == [1, 2]
-
-
-def test_a_notebook_shows_two_lines() -> None:
-    error = UserError("problem", "way out")
-    assert error._render_traceback_() == ["error: problem", "way out"]
-
-
-def test_a_message_in_python_has_arguments_in_place_of_flags() -> None:
-    text = "--trainer.max_epochs 3: try --data.drop_last false or --name"
-    with pytest.raises(UserError) as caught, python_errors():
-        raise UserError(text, "lightbase.data.module stays")
-    expected = "max_epochs=3: try drop_last=False or name"
-    assert str(caught.value) == f"{expected}\nlightbase.data.module stays"
 
 
 PROJECT_OF_A_USER = """
@@ -172,22 +141,20 @@ module.frieze()
 
 
 @pytest.mark.slow
-def test_mypy_sees_the_types_in_a_project_of_a_user(tmp_path: Path) -> None:
+def test_mypy_sees_the_types_in_a_project_of_a_user(tmp_path, monkeypatch):
     pytest.importorskip("lightbase.commands.predict")
     mypy = pytest.importorskip("mypy.api")
     (tmp_path / "right.py").write_text(PROJECT_OF_A_USER)
     (tmp_path / "wrong.py").write_text(PROJECT_OF_A_USER + WRONG)
-    options = ["--strict-equality", "--ignore-missing-imports", "--cache-dir"]
-    output, *_ = mypy.run([*options, str(tmp_path / "c"), str(tmp_path)])
+    monkeypatch.chdir(HERE.parents[1])  # with the settings and the cache of the project
+    output, *_ = mypy.run([str(tmp_path)])
     num_right = PROJECT_OF_A_USER.count("\n")
     lines = re.findall(r"wrong.py:(\d+): error", output)
     assert "right.py" not in output
     assert {int(line) - num_right for line in lines} == {2, 3, 4}, output
 
 
-def test_a_run_of_a_yaml_is_opened_by_every_script(
-    tmp_path: Path, flags: Any, monkeypatch: Any
-) -> None:
+def test_a_run_of_a_yaml_is_opened_by_every_script(tmp_path, flags, monkeypatch):
     settings = {"model.lr": 0.05, "model.net.sizes": [192, 8, 4], "name": "yaml"}
     metrics = lightbase.train(TINY, settings, **flags)
     folder = tmp_path / "yaml" / "version_0"
@@ -202,8 +169,8 @@ def test_a_run_of_a_yaml_is_opened_by_every_script(
 
 
 def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
-    tmp_path: Path, flags: Any, capsys: Any
-) -> None:
+    tmp_path, flags, capsys
+):
     flags |= {"max_epochs": 3}
     arguments = {"scheduler": "CosineAnnealingLR"}
     lightbase.train(*objects(**arguments), name="long", **flags)
@@ -240,20 +207,20 @@ with SIGNALS.handled():
 
 
 @pytest.mark.linux
-def test_two_interrupts_in_a_notebook_leave_its_kernel_alive() -> None:
+def test_two_interrupts_in_a_notebook_leave_its_kernel_alive():
     command = [sys.executable, "-c", NOTEBOOK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "alive\n", done.stderr
 
 
-@pytest.mark.parametrize("name", ["model.lr", "model.net.sizes", "data.batch_size"])
-def test_settings_of_objects_are_refused(tmp_path: Path, flags: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ["model.lr", "data.batch_size"])
+def test_settings_of_objects_are_refused(tmp_path, flags, name):
     with pytest.raises(UserError, match="has no effect: this part of the run"):
         lightbase.train(*objects(), **flags, **{name: 5})
     assert not [*tmp_path.iterdir()]
 
 
-def test_plain_lightning_objects_train(flags: Any) -> None:
+def test_plain_lightning_objects_train(flags):
     module, data = PlainModule(), PlainData()
     metrics = lightbase.train(module, data, name="plain", log_every_n_steps=1, **flags)
     assert metrics["epochs"] == 1
@@ -263,16 +230,12 @@ def test_plain_lightning_objects_train(flags: Any) -> None:
     ("wrong", "text"),
     [
         ({"max_epoch": 1}, r"argument max_epoch; did you mean max_epochs\?"),
-        ({"epochs": 1}, r"argument epochs; did you mean max_epochs\?"),
         ({"max_epochs": "many"}, r"^trainer.max_epochs: 'many'"),
-        ({"ckpt_path": "last", "name": "none"}, r"ckpt_path last: no run in"),
-        ({"data": None}, r"takes a LightningModule and its data"),
         ({"data": Points}, r"LightningModule and its data, as objects"),
         ({"val": [1]}, r"a data module has its own"),
-        ({"batch_size": 3}, r"unknown argument batch_size"),
     ],
 )
-def test_mistakes_are_user_errors(tmp_path: Path, wrong: Any, text: str) -> None:
+def test_mistakes_are_user_errors(tmp_path, wrong, text):
     module, data = objects()
     options = {"data": data, "default_root_dir": str(tmp_path), **wrong}
     with pytest.raises(UserError, match=text):
@@ -280,8 +243,8 @@ def test_mistakes_are_user_errors(tmp_path: Path, wrong: Any, text: str) -> None
 
 
 def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_kernel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(sys, "ps1", "In [1]:", raising=False)
     with pytest.raises(UserError, match=r"unknown key model.lrr"):
         lightbase.main(["--model.lrr", "3"])

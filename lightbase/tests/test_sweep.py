@@ -30,31 +30,24 @@ LR = "model.lr=log:1e-3..1e-1"
 Run = Callable[..., Any]  # returns a Study
 
 
-def test_what_a_search_means() -> None:
+def test_what_a_search_means():
     lr, size = "model.lr=log:1e-4..1e-1", "data.batch_size=16..512"
     rates = optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True)
     assert read_search(lr) == ("model.lr", rates)
     sizes = optuna.distributions.IntDistribution(16, 512)
     assert read_search(size) == ("data.batch_size", sizes)
-    for values in ("1e-3|0.1|1", "../a|../b", "{b: [1,2], c: 2}|'d,e'|[3,[4,5]]"):
-        choices = values.split("|")
-        flag, distribution = read_search(f"a={','.join(choices)}")
-        assert (flag, list(distribution.choices)) == ("a", choices)
+    flag, distribution = read_search("a={b: [1,2], c: 2},'d,e',[3,[4,5]]")
+    assert flag == "a"
+    assert list(distribution.choices) == ["{b: [1,2], c: 2}", "'d,e'", "[3,[4,5]]"]
 
 
 WRONG = {
-    "model.lr": "give FLAG=a,b,c",
     "model.lr=0.1..0.01": "`low <= high` must hold",
     "modle.lr=0.1,0.2": "unknown argument --modle.lr; did you mean --model.lr?",
     "model.lr=0.1,fast": "model.lr: 'fast': Not of type PositiveFloat",
-    "name=a,b": "name cannot be searched",
-    "trainer.strategy=auto,ddp": "on one device",
     LR: "--trials N: how many?",
     f"{LR} --search seed_everything=1,2": "seed_everything cannot be searched",
     f"{LR} --trials 4 --data.val_fraction 0": "trials by a validation",
-    "model.lr=0.1,0.2 --data.val_fraction 0": "trials by a validation",
-    "test=true,false": "test cannot be searched",
-    "data.batch_size=-1..2 --trials 4": "data.batch_size: '-1'",
 }
 
 
@@ -66,46 +59,25 @@ def test_what_is_wrong_is_refused_before_a_trial(search, tmp_path, capsys, sweep
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Run:
+def sweep(tmp_path):
     """Runs sweep.py on tests/tiny.yaml in this process."""
 
-    def run(*flags: str, name: str = "tried") -> Any:
+    def run(*flags, name="tried"):
         where = ["--trainer.default_root_dir", str(tmp_path), "--name", name]
         return script("sweep").main(["--config", TINY, *where, *flags])
 
     return run
 
 
-def results(study: Any) -> list[Any]:
+def results(study):
     return [(trial.params, trial.value) for trial in study.trials]
-
-
-def test_without_optuna_there_are_two_lines(capsys, monkeypatch):
-    for module in [*sys.modules]:
-        if module.split(".")[0] == "optuna":
-            monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "lightbase.compare.sweep")
-    words = ["--search", "model.lr=0.1"]
-    error = fails(capsys, 1, lambda: script("sweep").main(words))
-    assert error.startswith("error: a sweep needs Optuna: ")
-    assert error.endswith('\npip install -c constraints.txt -e ".[sweep]"')
-
-
-@pytest.mark.parametrize("line", ["{}", '{"op_code": 0}', "[]", "oops", "\0"])
-def test_a_damaged_study_is_refused(sweep, tmp_path, capsys, line):
-    (tmp_path / "tried").mkdir()
-    file = tmp_path / "tried" / "study.journal"
-    file.write_text(f"{line}\n" * 2)
-    error = fails(capsys, 1, lambda: sweep("--search", "model.lr=0.1"))
-    assert f"{file} cannot be read: " in error
-    assert error.endswith("\ngive another --name")
 
 
 class Interrupted(BaseException):
     """Like a kill: nothing is saved or recorded."""
 
 
-def interrupt(*_: Any, **__: Any) -> None:
+def interrupt(*_, **__):
     raise Interrupted
 
 
@@ -118,7 +90,7 @@ def test_a_search_continues_after_a_kill_as_if_there_had_been_none(
     expected = results(sweep(*search, name="alone"))
     write = RunRecorder.on_validation_end
 
-    def kill(self: Any, trainer: Any, module: Any) -> None:
+    def kill(self, trainer, module):
         write(self, trainer, module)
         if "trial_001" in str(self.run.folder) and trainer.current_epoch == 1:
             raise Interrupted
@@ -162,14 +134,9 @@ def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch):
 def test_a_failed_trial_is_recorded_and_the_others_are_trained(sweep, capsys):
     study = sweep("--search", "model.lr=1e30,0.1", "--trainer.max_epochs", "1")
     best = f"{study.best_value:.4g}"
-    first, second, _, *rows, flags, _ = capsys.readouterr().out.splitlines()[-7:]
-    reason = "failed, UserError: the training loss is NaN"
-    assert first.startswith(
-        f"trial trial_000, model.lr 1e30, val/acc -, state {reason}"
-    )
-    assert second == f"trial trial_001, model.lr 0.1, val/acc {best}, state complete"
-    assert reason in rows[0]
-    assert rows[1].split() == ["trial_001", "0.1", best, "complete"]
+    *_, bad, good, flags, _ = capsys.readouterr().out.splitlines()
+    assert "failed, UserError: the training loss is NaN" in bad
+    assert good.split() == ["trial_001", "0.1", best, "complete"]
     assert flags.endswith(" --model.lr=0.1")
 
 
@@ -223,7 +190,7 @@ def test_a_setting_with_a_failure_cannot_be_the_best(sweep, capsys, monkeypatch)
     assert "each setting has a failed trial" in error
 
 
-def write_run(args: list[str]) -> None:
+def write_run(args):
     """Write the files of a run whose best value is the product of model.lr and the
     number of the seed or fold, counted from 1. One trial of 0.1 fails, and the best
     trial of 0.3 is better than those of 0.2."""
@@ -240,13 +207,13 @@ def write_run(args: list[str]) -> None:
     (run / "metrics.json").write_text("{}")
 
 
-CALLS: list[str] = []
+CALLS = []
 
 
 class Counted(Classifier):
     """Notes for each batch of a test which trial tests it."""
 
-    def test_step(self, *args: Any, **options: Any) -> Any:
+    def test_step(self, *args, **options):
         CALLS.append("test")
         return super().test_step(*args, **options)
 
@@ -255,10 +222,7 @@ class Counted(Classifier):
     ("search", "is_tested"),
     [
         ("model.lr=0.1,0.2", False),
-        ("model.lr=0.1..0.2 --trials 1", False),
-        ("data.fold=0,1 --data.num_folds 2 --search model.lr=0.1,0.2", False),
         ("data.fold=0,1 --data.num_folds 2", True),
-        ("data.fold=0,1 --data.num_folds 2 --test false", False),
     ],
 )
 def test_trials_that_are_compared_are_not_tested(sweep, tmp_path, search, is_tested):
@@ -271,11 +235,11 @@ def test_trials_that_are_compared_are_not_tested(sweep, tmp_path, search, is_tes
         assert ("test/acc" in read_json(file)) == is_tested
 
 
-def full_disk(*_: Any) -> None:
+def full_disk(*_):
     raise UserError("last.ckpt cannot be written") from OSError(errno.EFBIG, "full")
 
 
-def signal_and_fail(*_: Any) -> None:
+def signal_and_fail(*_):
     with SIGNALS.handled():
         SIGNALS.waits = True  # as in a training
         signal.raise_signal(signal.SIGTERM)
@@ -298,30 +262,30 @@ def test_a_full_disk_and_a_signal_end_the_sweep(sweep, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_same_command_continues(train, tmp_path, monkeypatch) -> None:
+def test_the_same_command_continues(train, tmp_path, monkeypatch):
     """Two commands at once, one of which is killed or stopped, and then two that end
     the sweep."""
-    flags = f"--config {TINY} --trainer.default_root_dir logs --trainer.max_epochs 3"
-    flags += " --search model.lr=0.001,0.003,0.01,0.03,0.1,0.3 --name grid"
+    flags = f"--config {TINY} --trainer.default_root_dir logs"
+    flags += " --search model.lr=0.001,0.01,0.03,0.1 --name grid"
     command = [sys.executable, str(HERE / "scripts" / "sweep.py"), *flags.split()]
-    how: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    for number, status in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
-        processes = [programs.start(command, **how) for _ in range(2)]
-        for process in processes:
-            while not process.stdout.readline().startswith("trial "):
-                assert process.poll() is None
-            process.send_signal(number)
-        for process in processes:
-            rest, _ = process.communicate(timeout=60)
-            assert process.returncode == status
-    assert "Stopped by SIGTERM; the same command continues" in rest
+    how = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = [programs.start(command, **how) for _ in range(2)]
+    for process, number in zip(
+        processes, (signal.SIGKILL, signal.SIGTERM), strict=True
+    ):
+        while not process.stdout.readline().startswith("trial "):
+            assert process.poll() is None
+        process.send_signal(number)
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [-9, 143]
+    assert "Stopped by SIGTERM; the same command continues" in outputs[1]
     processes = [programs.start(command, **how) for _ in range(2)]
     for process in processes:
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
         assert "Best flags" in output
-    assert len(re.findall(r"trial_00\d +[\d.]+ .* complete", output)) == 6
-    alone = train("--trainer.max_epochs", 3, "--model.lr", 0.03)
+    assert len(re.findall(r"trial_00\d +[\d.]+ .* complete", output)) == 4
+    alone = train("--model.lr 0.1")
     command = output.splitlines()[-1].partition("evaluate.py ")[2].split()
     monkeypatch.chdir(tmp_path)
     command[1] = "grid/trial_003"  # the best one is no matter here

@@ -12,9 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import programs
 import pytest
@@ -37,7 +34,7 @@ FLAGS = argv(
 MOMENTS = ("", "version_*/config.yaml", "version_*/checkpoints/.*.part")
 
 
-def start(root: Path, *flags: str) -> subprocess.Popen[Any]:
+def start(root, *flags):
     """train.py as a user starts it, from tests/, where the data module is found; errors
     go to a file."""
     command = [sys.executable, str(HERE / "scripts" / "train.py"), *flags]
@@ -46,14 +43,14 @@ def start(root: Path, *flags: str) -> subprocess.Popen[Any]:
         return programs.start(command, cwd=HERE, stdout=subprocess.DEVNULL, stderr=err)
 
 
-def newest(root: Path) -> Path:
+def newest(root):
     """The newest run; one that was killed before its first checkpoint is not
     continued."""
     return max(root.glob("tiny/version_*"), default=root)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+def whole(tmp_path_factory):
     """The folder of a run that nobody touches, and its seconds."""
     root, begin = tmp_path_factory.mktemp("whole"), time.monotonic()
     status = start(root, "--config", TINY, *FLAGS).wait()
@@ -61,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     return newest(root), time.monotonic() - begin
 
 
-def wait_for(process: Any, moment: str, root: Path, seconds: float) -> None:
+def wait_for(process, moment, root, seconds):
     """Until a moment, or until the process has ended."""
     end = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < end:
@@ -70,9 +67,7 @@ def wait_for(process: Any, moment: str, root: Path, seconds: float) -> None:
         time.sleep(0.0005)
 
 
-def run_to_the_end(
-    root: Path, kinds: Sequence[signal.Signals], draw: random.Random, seconds: float
-) -> None:
+def run_to_the_end(root, kinds, draw, seconds):
     """Start, stop, resume, and so on."""
     for number in range(MOST_KILLS + 1):
         flags = ["--config", TINY, *FLAGS]

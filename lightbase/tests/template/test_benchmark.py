@@ -2,7 +2,6 @@
 steps."""
 
 import importlib
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from pages import REPO, text_of
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+def benchmark(monkeypatch):
     for name in ("configs/mnist_mlp.yaml", "project/data/synthetic.py"):
         text_of(name)
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
@@ -19,9 +18,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*many workers")
-def test_it_compares(
-    benchmark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_it_compares(benchmark, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     benchmark.main(["--parts", "mnist", "--rounds", "2", "--steps", "50"])
     shown = capsys.readouterr().out
@@ -29,7 +26,7 @@ def test_it_compares(
         assert f"\n| {name} | " in shown
 
 
-def test_all_contestants_train_on_the_same_images(benchmark: Any) -> None:
+def test_all_contestants_train_on_the_same_images(benchmark):
     _, _, data = benchmark.load("mnist", 2, "logs")
     images, targets = data.load("train")
     theirs = torch.stack([x for x, _ in benchmark.SingleImages(images, targets)])
