@@ -40,7 +40,6 @@ def loader_data(loaders: dict[str, Any]) -> LightningDataModule:
     """Return a data module of the user's own loaders, which are used as they are.
 
     loaders: "train", and if they are there "val" and "test".
-    Raise UserError for another value.
     """
     data = LightningDataModule()
     for split, loader in loaders.items():

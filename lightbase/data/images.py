@@ -68,8 +68,7 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
 
 def as_8_bits(image: Image.Image) -> Image.Image:
     """Return a grey image of 16 bits with 8 bits: Pillow would clip values above 255.
-    Other images stay. Raise UserError for numbers of 32 bits, since it is unknown which
-    one of them is white."""
+    Other images stay."""
     if image.mode in ("I", "F"):
         raise UserError("it has numbers of 32 bits: convert it to 8 or 16 bits")
     if not image.mode.startswith("I;16"):

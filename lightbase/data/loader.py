@@ -124,7 +124,6 @@ class TensorBatches(Dataset[Batch]):
         return self.on_gpu
 
     def to(self, device: torch.device) -> "TensorBatches":
-        """Return a copy of the samples on this device."""
         values = map_tensors(lambda x: x.to(device), self.values)
         return TensorBatches(values, keeps_float64=self.keeps_float64)
 
@@ -147,7 +146,6 @@ class DatasetSamples(Dataset[Any]):
 
     @property
     def targets(self) -> Any:
-        """The attribute `targets` of the Dataset, as in torchvision, or None."""
         return getattr(self.dataset, "targets", None)
 
     def __len__(self) -> int:
@@ -191,8 +189,7 @@ def as_samples(
     collate: Callable[[list], Any] | None,
     keeps_float64: bool = False,
 ) -> Samples:
-    """Convert the result of `load` to samples. Raise UserError for a result that is
-    neither arrays nor a map-style Dataset, and for arrays that differ in length.
+    """Convert the result of `load` to samples.
 
     Args:
         name: The text with which the message of the error begins.
@@ -307,7 +304,6 @@ class ResumableLoader(DataLoader[Any]):
                 yield map_tensors(itemgetter(part), rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and the number of its batches that have been yielded."""
         return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

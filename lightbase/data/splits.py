@@ -42,7 +42,7 @@ class Fold(NamedTuple):
 
 def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
     """Return the fold of the flags data.fold, data.num_folds and data.split_seed, or
-    None without folds. Raise UserError if there is no such fold."""
+    None without folds."""
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
@@ -103,8 +103,7 @@ def part_indices(
 
     With the kind "stratified", the part has the same share of each class, within one
     sample. With "grouped", all samples of a group are in the part, or none: groups are
-    drawn many times, and the draw with the nearest number of samples is taken. Raise
-    UserError if one of the sides would be empty, or if a class has too few samples.
+    drawn many times, and the draw with the nearest number of samples is taken.
 
     Args:
         fraction: The share of the samples, in [0, 1].
@@ -143,8 +142,7 @@ def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Ten
 
 def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tensor, Any]:
     """Return the labels by which samples are divided: class numbers, int64 (N,), and
-    the numbers of groups, an array (N,). Unknown labels become zeros. Raise UserError
-    if the classes are unknown for the kind "stratified".
+    the numbers of groups, an array (N,). Unknown labels become zeros.
 
     Args:
         kind: The flag data.val_split.
@@ -166,8 +164,7 @@ def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tenso
 
 
 def as_groups(labels: Any, num: int, name: str) -> Any:
-    """Return a number for the group of each sample, int64 (num,). Raise UserError if
-    there is not one label for each sample.
+    """Return a number for the group of each sample, int64 (num,).
 
     Args:
         labels: Integers or texts. Equal texts are a group, so missing labels are one.

@@ -47,9 +47,9 @@ def to_host(values: Any) -> Any:
 
 def as_tensors(values: Any) -> Any:
     """Return `values` with arrays, numbers and lists of numbers converted to tensors,
-    and whatever else NumPy reads, such as a table of pandas.
-    Tuples and dicts keep their structure. A list that holds tensors, arrays, tuples or
-    dicts becomes a tuple. Raise UserError for text and other values."""
+    and whatever else NumPy reads, such as a table of pandas. Tuples and dicts keep
+    their structure. A list that holds tensors, arrays, tuples or dicts becomes a tuple.
+    """
     if isinstance(values, dict):
         return {key: as_tensors(value) for key, value in values.items()}
     if isinstance(values, list) and any(isinstance(part, NESTED) for part in values):
@@ -105,7 +105,6 @@ def targets_of(batch: Any) -> Any:
 
 
 def is_uint8_image(part: Any) -> bool:
-    """Return whether a part of a batch is images, uint8 (N, C, H, W)."""
     return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
 
 

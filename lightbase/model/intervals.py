@@ -147,7 +147,6 @@ def values_without_parts(
 
 
 def without(part: Any, total: Any) -> Any:
-    """Return a state of a metric without the state of a part of the samples."""
     if isinstance(total, Tensor):
         return total - part
     left_out = {id(batch) for batch in part}

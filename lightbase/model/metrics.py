@@ -83,7 +83,6 @@ class Accumulator:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all samples."""
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None
         self.has_metrics = False
@@ -93,14 +92,12 @@ class Accumulator:
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
-        """Empty the lists of batches that wait for `flush`."""
         self.values: list[Tensor] = []  # of the waiting batches, one after the other
         self.sizes: list[int] = []
         self.pairs: Pairs = []
         self.num_waiting = 0  # numbers in the outputs
 
     def has_samples(self) -> bool:
-        """Return whether a batch was added since the last reset."""
         return bool(self.sizes) or self.sums is not None
 
     def add(
@@ -112,9 +109,6 @@ class Accumulator:
         values: Means over the batch, tensors () by name.
         outputs, targets: (N, ...), for the metrics. If one of them is None, the metrics
             get nothing.
-
-        Raise ValueError if the names are not the names of the earlier batches of the
-        epoch.
         """
         names = self.names
         if self.epoch and not names:
@@ -205,9 +199,6 @@ class Accumulator:
         reduce: A function that returns the sum of a tensor over all processes.
 
         A metric that is not defined for a single sample is NaN in a point of train/.
-
-        Raise UserError if a classification metric got targets that are not class
-        numbers, or if two values have one name.
         """
         self.flush()
         if self.sums is None:
@@ -275,8 +266,6 @@ class Accumulator:
 
         state: The result of `state`. The metrics may have changed since then: a new
             one starts from zero.
-
-        Raise KeyError if a metric lacks a part of its state.
         """
         if state["sums"] is None:
             return
@@ -430,8 +419,6 @@ def collection(
     more: Metrics to add, by name.
     defaults: Metrics that come first, by name. A metric of the same name in `metrics`
         takes the place of the default, and None leaves it out.
-
-    Raise UserError for a name of `more` that is taken.
     """
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__: metrics}

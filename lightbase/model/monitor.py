@@ -36,9 +36,6 @@ def choose_monitor(
     config: The settings of the run.
 
     Return None if best.ckpt is the last epoch. The test set never selects an epoch.
-
-    Raise UserError if --patience or ReduceLROnPlateau needs a metric and there is none,
-    or if it is unknown whether a lower value is better.
     """
     reason = why_unvalidated(config.trainer, model, data)
     if reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
@@ -110,8 +107,6 @@ def better(monitor: str, model: LightningModule) -> str:
     value, its name decides, see `better_by_name`.
 
     monitor: The name of the curve, such as val/acc.
-
-    Raise UserError if the direction is unknown.
     """
     # not rpartition: a metric's name may contain "/"
     name = monitor.removeprefix("val/").partition("/dataloader_idx_")[0]

@@ -69,7 +69,6 @@ def columns_of(
 
     task: The attribute `task` of the module. docs/tensorboard.md lists the shapes.
     ignored: A target that the loss ignores. It becomes -100.
-    Raise one of MISFITS if the values do not fit the task.
     """
     if task == "regression":
         return [targets, outputs.reshape(targets.shape)]

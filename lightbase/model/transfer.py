@@ -37,10 +37,6 @@ def load_weights(
         the network, such as encoder_q. The error for several parts has their names.
     is_complete: The file must have all tensors of the network.
     content: The content of the file, if the caller has read it already.
-
-    Raise UserError for a file that is missing, damaged, not safe to load, or without a
-    fitting tensor of at least one dimension. Raise it also if two parts of the file fit
-    equally well, and for integers in place of floating-point weights.
     """
     wanted = ""
     if ":" in path.name and not path.exists():
@@ -143,15 +139,11 @@ def prefixes(name: str) -> list[str]:
 
 
 def shortened(names: Iterable[str]) -> str:
-    """Return the names with commas, at most 80 characters: "a, b, c [...]"."""
     return textwrap.shorten(", ".join(names), 80)
 
 
 def read_weights(file: Path) -> Any:
-    """Return the content of a file of weights, of torch.save or of safetensors.
-
-    Raise UserError if it is missing, damaged or not safe to load.
-    """
+    """Return the content of a file of weights, of torch.save or of safetensors."""
     if file.suffix != ".safetensors" or not file.is_file():
         return load_checked(
             file,
@@ -176,8 +168,6 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
 
     Return the modules that are now in eval mode, because all their parameters are
     frozen. Call `eval` on them again after `model.train()`.
-
-    Raise UserError for a pattern that matches nothing.
     """
     named = {
         name.removeprefix("net."): parameter
@@ -208,9 +198,6 @@ def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any
 
     name: What messages call such a file.
     way_out: What the user can do if the file holds objects.
-
-    Raise UserError if the file cannot be read, is damaged, or holds more than tensors
-    and plain values.
     """
     try:
         check_records(path)

@@ -28,8 +28,6 @@ class LockedFolder:
     root: ROOT, the folder of all runs.
     name: NAME, the name of the experiment. It may have several parts, as in a/b.
     folder: The folder of an earlier run, which continues. None makes a new folder.
-
-    Raise UserError if another process trains there, or if the folder cannot be written.
     """
 
     def __init__(self, root: Path, name: str, folder: Path | None = None) -> None:
@@ -73,12 +71,10 @@ class LockedFolder:
             parent.rmdir()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the folder, completely or not at all."""
         self.check_exists()
         write_whole(self.folder / name, text)
 
     def check_exists(self) -> None:
-        """Raise UserError if somebody has removed the folder."""
         if not (self.folder / ".lock").exists():
             raise UserError(
                 f"{self.folder} is gone: it was removed while the run trained",
@@ -87,15 +83,13 @@ class LockedFolder:
 
 
 def root_folder(config: Any) -> Path:
-    """Return ROOT, the folder of all runs. Raise UserError if the name of the run is
-    not a folder below it."""
+    """Return ROOT, the folder of all runs."""
     root = Path(config.trainer.default_root_dir or PROJECT.logs).resolve()
     check_name(root, config.name)
     return root
 
 
 def check_name(root: Path, name: str) -> None:
-    """Raise UserError if ROOT/NAME cannot be the folder of a run."""
     parts = Path(name).parts
     is_long = any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
     is_other = not parts or any(map(NO_NAME.fullmatch, parts))

@@ -103,8 +103,6 @@ class RunRecorder(Callback):
         return self.seconds_before + time.monotonic() - self.start
 
     def length(self, trainer: Trainer) -> dict[str, float]:
-        """Return the number of epochs whose batches are all done, and the steps and
-        seconds so far."""
         return {
             "epochs": epochs_done(trainer),
             "steps": num_steps(trainer),
@@ -131,8 +129,6 @@ def recorder_of(trainer: Any) -> RunRecorder:
 
 
 def best_callback(trainer: Trainer) -> RunCheckpoint | None:
-    """Return the callback that writes best.ckpt, or None if no checkpoints are
-    written."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoint) and callback.filename == "best":
             return callback

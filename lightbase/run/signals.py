@@ -20,8 +20,6 @@ NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 # Windows has no SIGHUP
 NUMBERS = [number for number in signal.Signals if number.name in NAMES]
 
-ERASE_LINE = b"\r\x1b[J"
-"""Lets a terminal erase the line of the cursor and everything below."""
 
 SAVING = b"Stopping when the state is saved; a second Ctrl-C ends at once\n"
 
@@ -67,7 +65,6 @@ class StopSignals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals within this context."""
         handlers: dict[int, Any] = {x: signal.getsignal(x) for x in NUMBERS}
         self.received = 0
         self.install()

@@ -41,7 +41,6 @@ class StopWithoutLoss(Callback):
         self.has_loss = self.has_loss or bool(outputs)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise UserError if no process has had a loss in this epoch."""
         if not in_any_process(trainer, self.has_loss):
             step = f"training_step of {type(pl_module).__name__}"
             batches = f"all batches of epoch {trainer.current_epoch + 1}"
@@ -122,7 +121,7 @@ class StopOnSignal(Callback):
 
 def end_processes(trainer: Trainer) -> None:
     """End the process group of torch.distributed, and wait for the processes that this
-    one has started. Raises UserError if one of them has failed."""
+    one has started."""
     if dist.is_initialized():
         # the first process holds torch's store, which the others use until here
         trainer.strategy.barrier()
@@ -144,6 +143,5 @@ class Patience(EarlyStopping):
         super().load_state_dict({**state_dict, "patience": self.patience})
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Stop at once if the patience was used up before the resume."""
         if self.wait_count >= self.patience:
             trainer.should_stop = True

@@ -32,7 +32,6 @@ class EnvironmentFile(Callback):
     """Adds a part to environment.txt when a training starts."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write versions, devices, command and git commit, in the first process."""
         if trainer.is_global_zero:
             file = run_folder(trainer) / "environment.txt"
             with file.open("a", encoding="utf-8") as lines:

@@ -58,10 +58,7 @@ class RunTensorBoard(TensorBoardLogger):
 def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
     """Within this context, the loggers of a run are open. At its end, the run at W&B
     ends, with status 1 after an error. Otherwise the next run of the same process would
-    continue it.
-
-    Raise UserError if a logger cannot start, see `make_loggers`.
-    """
+    continue it."""
     loggers = make_loggers(spec, run)
     status = 1
     try:
@@ -96,7 +93,6 @@ class LoggedSettings(Callback):
             self.first_step = saved_logged_step(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the hyperparameters into the loggers, in the first process only."""
         if not trainer.is_global_zero:
             return
         # Lightning would keep the file of an earlier start
@@ -132,8 +128,6 @@ def make_loggers(spec: RunSpec, run: LockedFolder | None) -> list[Logger]:
     TensorBoard's. With false or an empty list there is none.
 
     run: The run's folder, or None in a process that writes nothing.
-    Raises UserError if a logger cannot start, for instance because its package is not
-    installed, or its server does not answer.
     """
     setting = spec.config.trainer.logger
     if setting in (False, []):
@@ -153,8 +147,6 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     too. MLflow keeps all runs in mlruns/ in the folder of all runs.
 
     config: It has a class_path, and maybe init_args and dict_kwargs.
-    Raises UserError if the logger cannot start. Any error counts, because each package
-    has its own classes of errors.
     """
     name = config.class_path.rpartition(".")[2]
     title = spec.config.name
