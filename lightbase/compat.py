@@ -175,7 +175,7 @@ def restore_checkpoint(trainer: Any) -> None:
     Lightning restores them together with the loops only.
     """
     connector = trainer._checkpoint_connector
-    # the check of a schedule's length lets Lightning forget it: `forget_train_loader`
+    # it has to stay: `check_length` clears it, see `forget_train_loader`
     loader = trainer.fit_loop._combined_loader
     connector._restore_modules_and_callbacks(trainer.ckpt_path)
     connector.restore_optimizers_and_schedulers()
@@ -335,3 +335,12 @@ def follow_until_averaged(callback: WeightAveraging, module: LightningModule) ->
     if average is not None and not average.n_averaged:
         average.update_parameters(module)
         average.n_averaged.zero_()
+
+
+def round_as_eager() -> None:
+    """Let the kernels of inductor round to bf16 and float16 where eager steps do.
+
+    A fused kernel keeps float32. The gradient of amax, which compares values with their
+    rounded maximum, then finds none that is equal, and divides by 0: NaN.
+    """
+    torch._inductor.config.emulate_precision_casts = True

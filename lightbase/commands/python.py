@@ -147,7 +147,7 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if restart:
         spec = resumed_spec(restart, line, config)
     else:
-        spec = read_spec([arrays | config], line, None, is_saved=True)
+        spec = read_spec([arrays | config], line, None, is_complete=True)
     begin(spec, spec.config)
     if arrays:
         data = instantiate(spec, Namespace(data=spec.config.data)).data

@@ -57,7 +57,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def run(args: Sequence[str]) -> dict[str, Any]:
-    """Train by the flags in `args`, with one seed or with several."""
+    """Train by the flags in `args`, with one seed or with several. `run_command`
+    imports this module and calls this function."""
     quiet_lightning()
     seeds, has_own_splits, others = split_seeds(args)
     spec, model, data = parse(others)

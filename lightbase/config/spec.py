@@ -127,7 +127,7 @@ class RunSpec:
         changed.
     parser: The parser that has read the settings. It also writes them as YAML, and
         builds the objects that they describe.
-    is_saved: Whether the settings come from a saved run. Then they are complete.
+    is_complete: Whether all settings are given, as by a saved run.
     folder: The folder of a resumed run, otherwise None.
     checkpoint: The file from which the training starts, otherwise None.
     trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is
@@ -137,7 +137,7 @@ class RunSpec:
     config: Namespace
     given: frozenset[str]
     parser: Parser
-    is_saved: bool = False
+    is_complete: bool = False
     folder: Path | None = None
     checkpoint: Path | None = None
     trainer: dict[str, Any] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def read_spec(
     contents: list[dict[str, Any]],
     line: CommandLine,
     model: str | None,
-    is_saved: bool = False,
+    is_complete: bool = False,
 ) -> RunSpec:
     """Return the record of a run. A later value replaces an earlier one, and flags
     count last. With --print_config, print the settings and raise SystemExit.
@@ -167,7 +167,7 @@ def read_spec(
     contents: The settings of config files, or of a saved run, in their order.
     line: Its flags count. Its config files are not read here.
     model: The class of the model, see `make_parser`.
-    is_saved: See `RunSpec`.
+    is_complete: See `RunSpec`.
     """
     find_users_modules()
     if model:
@@ -184,19 +184,21 @@ def read_spec(
         )
     parser.parsed = from_files
     repeated = {}
-    if is_saved:  # a flag that repeats the saved value is not a change
+    if is_complete:  # a flag that repeats the saved value is not a change
         repeated = flatten(from_files.as_dict())
     settings = parse_unvalidated(
         parser.parse_args, line.flags, namespace=from_files, defaults=False
     )
     values = flatten(settings.as_dict()).items()
     given = frozenset(item[0] for item in values if item not in repeated.items())
-    spec = RunSpec(with_defaults(parser, settings), given, parser, is_saved)
+    spec = RunSpec(with_defaults(parser, settings), given, parser, is_complete)
     config = spec.config
     if config.pop("print_config"):
         print(as_yaml(spec), end="")
         raise SystemExit(0)
     if config.get("data") is None:
+        for key in vars(config).keys() - vars(parser.get_defaults()).keys():
+            parser.error(f"Option {key!r} is not accepted")  # such as Hydra's defaults
         raise UserError("the following arguments are required: data", SEE_HELP, 2)
     if not config.name:
         config.name = config.model["class_path"].rpartition(".")[2]

@@ -30,7 +30,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lightbase.config.errors import UserError
+from lightbase.config.errors import UserError, say
 from lightbase.data.sampler import EpochBatchSampler, Indices
 from lightbase.data.tensors import (
     Batch,
@@ -278,6 +278,12 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Yield the batches of an epoch, or the rest of it after a resume."""
         self.num_batches = self.batch_sampler.first_batch
+        if len(self.dataset) != self.batch_sampler.num_samples:  # type: ignore[arg-type]
+            say(
+                f"Data: the Dataset has {len(self.dataset):,} samples now; its loader "  # type: ignore[arg-type]
+                f"reads {self.batch_sampler.num_samples:,} of them unless "
+                "--trainer.reload_dataloaders_every_n_epochs 1 makes a new one"
+            )
         if isinstance(self.dataset, TensorBatches) and not self.num_workers:
             batches = self._read_tensors(self.dataset)
         else:

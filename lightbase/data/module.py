@@ -446,7 +446,7 @@ class BaseDataModule(LightningDataModule):
         self, split: str, chosen: Tensor, left: Tensor, samples: Samples, groups: Any
     ) -> Tensor:
         """Make a split of training samples. Return the positions that are left.
-        chosen: Which of the positions in `left` are for the split, int64."""
+        chosen: Indices into `left` of the samples of the split, int64."""
         part, left = divide(left, chosen)
         self.splits[split] = samples.select(part)
         self.split_groups[split] = groups[part]

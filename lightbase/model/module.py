@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from lightbase.compat import newest_batch
+import lightbase
+from lightbase.compat import newest_batch, round_as_eager
 from lightbase.config.errors import UserError, say
 from lightbase.data.tensors import inputs_of, map_tensors, plain_numbers
 from lightbase.model.curves import Curves, Stage
@@ -154,9 +155,9 @@ class BaseModule(LightningModule):
         strict: bool = True,
         **arguments: Any,
     ) -> Self:
-        """Return a module that is built from `arguments`, the arguments of the
-        constructor, and has the weights of a checkpoint. The classes that the file
-        names are not used: `lightbase.load` builds those of your runs.
+        """Return a module with the weights of a checkpoint. It is built from
+        `arguments`, the arguments of the constructor, or without any from the config of
+        your own run, as by `lightbase.load`.
 
         map_location: The device of the module. By default it is the CPU.
         strict: If False, the file may lack some tensors, which keep their initial
@@ -164,8 +165,12 @@ class BaseModule(LightningModule):
 
         Raise UserError if the file cannot be used.
         """
-        module = cls(**arguments)
-        load_weights(module, Path(checkpoint_path), is_complete=strict)
+        module: Any
+        if arguments:
+            module = cls(**arguments)
+            load_weights(module, Path(checkpoint_path), is_complete=strict)
+        else:
+            module = lightbase.load(checkpoint_path)[0]
         if map_location is not None:
             module.to(map_location)
         return module
@@ -279,6 +284,7 @@ class BaseModule(LightningModule):
             # torch.compile(net) would change the names of the weights. Without
             # dynamic=False, an evaluation with another batch size would let torch
             # compile slower code for all sizes, and the training would use it.
+            round_as_eager()
             self.net.compile(
                 backend=self.compile_net, mode=self.compile_mode, dynamic=False
             )

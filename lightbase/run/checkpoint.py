@@ -5,8 +5,8 @@ renamed. Reading a file runs no code of the file: the result holds tensors and p
 values only, and the checksum of each record must be right.
 
 `RunCheckpoint` decides when a file is written, `AtomicCheckpointIO` writes it, and
-`load_checked` reads it. `AverageFollows` and `ValidatedWeights` are about the weights
-of best.ckpt: a validation has measured them.
+`load_checked` in model/transfer.py reads it. `AverageFollows` and `ValidatedWeights`
+are about the weights of best.ckpt: a validation has measured them.
 """
 
 import copy
@@ -116,7 +116,7 @@ class RunCheckpoint(ModelCheckpoint):
             filename=filename,
             monitor=monitor,
             mode=mode,
-            # -1 removes no file. With a monitor it would write each epoch.
+            # -1 keeps every file; with a monitor it would save every epoch
             save_top_k=1 if monitor else -1,
             every_n_epochs=every_n_epochs,
             # at the very end, so that a resumed run starts with the next epoch

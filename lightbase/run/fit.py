@@ -346,9 +346,9 @@ def make_callbacks(
     monitor: Monitor | None,
     watching: Sequence[Callback],
 ) -> list[Callback]:
-    """Build the callbacks of a run, in the order in which Lightning calls them, and
-    write config.yaml into the folder of a new run. `make_trainer` adds the callbacks of
-    the config.
+    """Build the callbacks of a run, in their order, and write config.yaml into the
+    folder of a new run. `make_trainer` puts those of the config before them. Lightning
+    calls checkpoints last.
 
     Args:
         folder: The folder of the checkpoints. Lightning gives all processes the folder
@@ -408,7 +408,7 @@ def make_checkpoints(
     callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
-    # after best.ckpt, so that it holds the best value so far
+    # after best.ckpt, so that last.ckpt records the new best value
     return [*callbacks, RunCheckpoint(folder, "last")]
 
 

@@ -104,21 +104,21 @@ class RandomState(Callback):
         """
         is_resumed = bool(self.resumed)
         is_within = resumes_within_epoch(self.trainer)
-        state = self.state()
+        now = self.state()
         if self.trainer.global_rank < len(self.resumed):
-            state = self.resumed[self.trainer.global_rank]
-        # until version 0.3 a checkpoint has none
-        epoch_start = state.pop("epoch_start", state)
-        self.epoch_start = state
+            now = self.resumed[self.trainer.global_rank]
+        # a state that was not saved, or by version 0.3, has no other start of the epoch
+        saved_start = now.pop("epoch_start", now)
+        self.epoch_start = now
         if is_within:
-            self.epoch_start = epoch_start
+            self.epoch_start = saved_start
         self.restore(self.epoch_start)
         begin()
         if is_within:
             call_epoch_start(self.trainer)
             # what the hooks have changed of this state would count twice
             restore_checkpoint(self.trainer)
-            self.restore(state)
+            self.restore(now)
         elif is_resumed:  # torch's DataLoader draws its order from the state
             begin_epoch_again(self.trainer)
         self.resumed = []

@@ -83,7 +83,7 @@ class StopOnSignal(Callback):
         leave_out_signals(trainer)
         SIGNALS.install()
         SIGNALS.waits = stage == "fit"  # a test has nothing to save
-        self.stop_if_received(trainer)  # in the last epoch
+        self.stop_if_received(trainer)  # in the final epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         call_between_steps(trainer, functools.partial(self.between_steps, trainer))
@@ -91,7 +91,7 @@ class StopOnSignal(Callback):
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Stop after the checkpoints of the last epoch."""
+        """Stop after the checkpoints of the previous epoch."""
         self.stop_if_received(trainer)
 
     def between_steps(self, trainer: Trainer) -> None:

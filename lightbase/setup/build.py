@@ -31,7 +31,7 @@ def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]
     # the seed may not be null: for null, seed_everything would take the seed 0
     begin(spec, Namespace(seed_everything=config.seed_everything, data=config.data))
     data: LightningDataModule = instantiate(spec, Namespace(data=config.data)).data
-    if not spec.is_saved:  # a saved config is complete, and its data may be missing
+    if not spec.is_complete:  # a saved config is complete, and its data may be missing
         fill_in(spec, facts_of(data))
     validate(spec, config)
     settings = config.clone()

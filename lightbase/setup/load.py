@@ -88,7 +88,7 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
         kept.add("accelerator")
     trainer = {key: x for key, x in config["trainer"].items() if key in kept}
     config = config | {"trainer": trainer}
-    spec = read_spec([config], line, PROJECT.default_model, is_saved=True)
+    spec = read_spec([config], line, PROJECT.default_model, is_complete=True)
     leave_fold(spec)
     check_split(config, spec.config.data, path)
     spec, model, data = build(spec)

@@ -1,8 +1,10 @@
 """A run that continues: which one, and with which changes.
 
-Read `Restart` and `find_restart` first. `resumed_spec` applies the settings of the
-command to the saved ones, and refuses a change that would give other results (see
-`MAY_CHANGE`). `load_restart` gives model and data the state in the checkpoint.
+Read `Restart` and `find_restart` first. `find_restart` finds the run that --ckpt_path
+names and reads its checkpoint. `resumed_spec` applies the settings of the command to
+the saved ones, and refuses a change that would give other results (see `MAY_CHANGE`).
+After the model and the data are built, `load_restart` gives them the weights
+and the state in the checkpoint.
 """
 
 import os
@@ -95,10 +97,11 @@ class Restart:
     """The run that --ckpt_path names.
 
     name: The name of the run, without version_N.
-    root: The folder of runs that it is in now, or None for logs/.
+    root: The folder of runs that it is in now, or None for the default folder, logs/.
     path: The checkpoint. None if the run was killed before its first one. Then it
         starts again, with its saved config.
-    checkpoint: The content of the checkpoint, or a dict with the config only.
+    checkpoint: The content of the checkpoint. Without a checkpoint it is a dict with
+        the config only.
     folder: The folder of the run if the run continues there. None if a new run starts
         from the checkpoint.
     """
@@ -111,9 +114,9 @@ class Restart:
 
     @property
     def start_config(self) -> dict[str, Any]:
-        """The saved config with today's name and folder, because the files may have
-        been moved. Under torchrun or SLURM it leaves the number of processes to them.
-        """
+        """The saved config, to which the flags of the command are then applied. It has
+        today's name and folder, because the files may have been moved. Under torchrun
+        or SLURM it leaves the number of processes to them."""
         config = self.checkpoint["config"]
         trainer = config["trainer"] | {"default_root_dir": self.root}
         if num_processes_started() != (0, 0):  # torchrun or SLURM decides
@@ -166,8 +169,9 @@ def find_restart(line: CommandLine) -> Restart | None:
 
 
 def is_restarted(line: CommandLine) -> bool:
-    """Return whether torchrun has started the command again, because a process had
-    ended, and the newest run of its name is not complete."""
+    """Return whether this command continues the newest run of its name without
+    --ckpt_path: torchrun has started the command again, because a process had ended,
+    and the run is not complete."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
     run = newest_run(line)
@@ -185,7 +189,7 @@ def newest_run(line: CommandLine) -> Path:
 
 def default_name(line: CommandLine) -> str:
     """Return the name of the run for a command without --name: the name of the model's
-    class, or "default" for configs/default.yaml."""
+    class, or "default" if the command trains configs/default.yaml."""
     if not line.names_experiment:
         return default_experiment().stem
     model = line.model or line.file_settings.get("model") or PROJECT.default_model
@@ -193,10 +197,13 @@ def default_name(line: CommandLine) -> str:
 
 
 def newest_checkpoint(which: str, run: Path) -> Path:
-    """Return the path of last.ckpt or best.ckpt of a run. last.ckpt may be missing:
-    then the run was killed before its first checkpoint.
+    """Return the path of last.ckpt or best.ckpt of a run.
+
+    The file last.ckpt may be missing: then the run was killed before its first
+    checkpoint.
 
     which: "last" or "best".
+    run: The result of `newest_run`.
     Raises UserError if there is no run, or if the file is missing for another reason.
     """
     if not run.exists():
@@ -220,8 +227,8 @@ def resumed_spec(
     """Return the record of a run that continues: its saved config with the changes of
     this command, which are printed.
 
-    objects: The config of a model and of data that are Python objects, see
-        `lightbase.train`. None builds both from the saved config.
+    objects: The config of a model and of data that are Python objects: their classes,
+        see `lightbase.train`. None builds both from the saved config.
     Raises UserError for a change that a resume cannot make, and for a run of objects
     without the objects.
     """
@@ -232,7 +239,7 @@ def resumed_spec(
     else:
         saved |= objects
         model = None
-    spec = read_spec([saved], line, model, is_saved=True)
+    spec = read_spec([saved], line, model, is_complete=True)
     spec.folder = restart.folder
     spec.checkpoint = restart.path
     settle_devices(spec.config.trainer)
@@ -267,8 +274,11 @@ def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) 
 
 
 def may_change(key: str, checkpoint: dict[str, Any]) -> bool:
-    """Return whether a resume may change a setting, see `MAY_CHANGE` and
-    `NOT_IN_EPOCH`."""
+    """Return whether a resume may change a setting: it is in `MAY_CHANGE`. In the
+    middle of an epoch, settings in `NOT_IN_EPOCH` have to stay.
+
+    key: The name of the setting, such as "trainer.max_epochs".
+    """
     if key in NOT_IN_EPOCH and "loops" in checkpoint:
         epochs = saved_epochs(checkpoint)["current"]
         if epochs["ready"] > epochs["processed"]:
@@ -282,8 +292,8 @@ def load_restart(
     """Give the model the weights and the data the state in the checkpoint, and print
     where the training continues.
 
-    Lightning restores model and optimizer again later. This comes first, so that a
-    mistake is found before the data is loaded.
+    Lightning later reads the file again and restores model and optimizer. This comes
+    first, so that a mistake is found before the data is loaded.
 
     Raises UserError if the weights, the state or the number of epochs does not fit.
     """
@@ -310,6 +320,11 @@ def load_restart(
             f"Resumes {relative_to_cwd(restart.folder or path)} at epoch "
             f"{num_trained + 1}, step {saved_logged_step(checkpoint):,}"
         )
+        if max_epochs == num_trained:
+            say(
+                f"All {num_trained} epochs are trained already; "
+                f"--trainer.max_epochs {2 * num_trained} trains more"
+            )
         if isinstance(data, BaseDataModule):  # its splits may depend on the state
             load_data_state(checkpoint, data)
     if isinstance(model, BaseModule):

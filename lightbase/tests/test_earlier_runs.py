@@ -52,7 +52,7 @@ def test_a_run_of_0_3_resumes_to_the_result_of_an_uninterrupted_one(
 def test_classes_that_version_0_3_had_elsewhere_are_found() -> None:
     moved = {
         "lightbase.Features": "example.data.features.Features",
-        "lightbase.data.images.ImageFolder": "lightbase.data.image_folder.ImageFolder",
+        "lightbase.data.images.ImageFolder": "lightbase.ImageFolder",
         "lightbase.optim.WarmupCosineLR": "lightbase.model.optim.WarmupCosineLR",
     }
     for before, now in moved.items():

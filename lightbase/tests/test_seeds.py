@@ -58,7 +58,7 @@ def test_two_settings_are_compared(train, tmp_path, capsys):
     assert "takes two names" in fails(capsys, 2, lambda: runs.main([*root, "tiny"]))
     train(SHORT, "--model.lr 0.5 --name tiny/other --seed_everything 3")
     error = fails(capsys, 2, lambda: runs.main([*root, "tiny", "wild"]))
-    assert "differ in more than the seed" in error
+    assert "finished runs of one setting" in error
 
 
 def test_each_seed_may_have_its_own_split(train, tmp_path, capsys):

@@ -50,6 +50,6 @@ def test_runs_of_other_seeds_are_compared_by_welch() -> None:
     freedom /= (0.0025 / 3) ** 2 / 2 + (0.02815833333 / 4) ** 2 / 3
     radius = stats.t.ppf(0.975, freedom) * math.sqrt(0.0025 / 3 + 0.02815833333 / 4)
     assert (welch.low, welch.high) == pytest.approx((0.1075 - radius, 0.1075 + radius))
-    assert not welch.is_paired
+    assert welch.method == "Welch"
     equal = difference({1: 0.5, 2: 0.5}, {3: 0.6, 4: 0.6})
     assert (equal.low, equal.high) == pytest.approx((0.1, 0.1))
