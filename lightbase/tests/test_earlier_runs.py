@@ -53,7 +53,7 @@ def test_classes_that_version_0_3_had_elsewhere_are_found() -> None:
     moved = {
         "lightbase.Features": "example.data.features.Features",
         "lightbase.data.images.ImageFolder": "lightbase.ImageFolder",
-        "lightbase.optim.WarmupCosineLR": "lightbase.model.optim.WarmupCosineLR",
+        "lightbase.optim.WarmupCosineLR": "lightbase.WarmupCosineLR",
     }
     for before, now in moved.items():
         assert renamed({"class_path": before}, "project") == {"class_path": now}
