@@ -59,8 +59,9 @@ def test_classes_that_version_0_3_had_elsewhere_are_found() -> None:
         assert renamed({"class_path": before}, "project") == {"class_path": now}
         assert renamed({"data": before}, "project") == {"data": now}
         assert renamed({"class_path": now}, "example") == {"class_path": now}
-    kept = ["lightbase.data.transforms.random_flip", "lightbase.mine.Mine"]
-    assert renamed(kept, "project") == kept
+    arrays = renamed({"class_path": "lightbase.core.arrays.ArrayData"}, "project")
+    assert arrays == {"class_path": "lightbase.data.arrays.ArrayData"}
+    assert renamed(["lightbase.mine.Mine"], "project") == ["lightbase.mine.Mine"]
 
 
 def test_only_import_paths_of_the_package_are_renamed() -> None:
