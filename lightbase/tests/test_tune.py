@@ -100,7 +100,7 @@ def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, capsy
     flag, _ = tune.main([*lit, "lr"])
     assert flag == "--model.learning_rate"
     capsys.readouterr()
-    error = fails(capsys, 1, lambda: tune.main([*lit, "batch_size"]))
+    error = fails(capsys, 2, lambda: tune.main([*lit, "batch_size"]))
     assert "batch_size not found" in error
     error = fails(capsys, 1, lambda: tune.main(f"{flags} {boring}Model".split()))
     assert "there is no model.lr or model.learning_rate" in error
