@@ -52,26 +52,34 @@ class StopSignals:
 
     received: The number of the first signal, 0 before it.
     waits: Whether a signal is only kept.
-    ends_at_once: Whether a signal ends the process without an exception. In an import
-        of torch, an exception may be caught, or cause other errors.
     pid: The process whose signals are handled. A forked one, such as a worker of a
         loader, ignores the Ctrl-C of a terminal.
     """
 
     received = 0
     waits = False
-    ends_at_once = False
+    is_handling = False
     pid = 0
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
+        """Handle signals. A context within another one only restores `waits` at its
+        end: a signal that is kept stays."""
+        if self.is_handling:
+            waits = self.waits
+            try:
+                yield
+            finally:
+                self.waits = waits
+            return
         handlers: dict[int, Any] = {x: signal.getsignal(x) for x in NUMBERS}
         self.received = 0
+        self.is_handling = True
         self.install()
         try:
             yield
         finally:
-            self.waits = False
+            self.is_handling = self.waits = False
             set_handlers(handlers)
 
     def install(self) -> None:
@@ -97,10 +105,6 @@ class StopSignals:
         if self.received:
             return
         self.received = number
-        if self.ends_at_once:
-            if rank() == 0:
-                os.write(2, f"{Stopped(number).text}\n".encode())
-            os._exit(128 + number)
         if not self.waits:
             raise Stopped(number)
 
