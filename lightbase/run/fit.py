@@ -35,7 +35,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, first_line, imported, rank, say
 from lightbase.config.files import json_text, read_json, relative_to_cwd
-from lightbase.config.known_errors import noted
 from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
 from lightbase.config.tables import as_text
 from lightbase.model.curves import RunFolder, is_of_class
@@ -186,8 +185,13 @@ def fit_and_test(
     path = spec.checkpoint
     test_metrics: dict[str, Any] = {}
     without = NO_TEST
-    with short_endings(trainer, recorder), noted(note_on_state(path)):
-        trainer.fit(model, data, ckpt_path=path, weights_only=True)
+    with short_endings(trainer, recorder):
+        try:
+            trainer.fit(model, data, ckpt_path=path, weights_only=True)
+        except Exception as error:
+            if path and not recorder.has_started:  # Lightning was restoring the state
+                error.add_note(note_on_state(path))
+            raise
         checkpoints = best_callback(trainer)
         if checkpoints:
             checkpoints.say_best(epochs_done(trainer))

@@ -30,11 +30,13 @@ class RunRecorder(Callback):
     config: The config of the run, as plain values.
     text: The config as YAML.
     run: The run's folder, or None in a process that writes nothing.
+    has_started: Whether a training has begun, with the state of its checkpoint.
     history: The metrics of each epoch so far, {curve: number}, with the number of the
         epoch, from 1. Epochs before a resume are in the checkpoint.
     """
 
     validated_epoch = -1
+    has_started = False
 
     def __init__(
         self, config: Values, text: str, run: LockedFolder | None = None
@@ -64,6 +66,7 @@ class RunRecorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock. Write config.yaml, with the settings of this start."""
+        self.has_started = True
         self.start = time.monotonic()
         if self.run and trainer.is_global_zero:
             self.run.write("config.yaml", self.text)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from example.classifier import Classifier
+from lightning import Callback
 from paths import Trained, fails, script
 from written import checkpoint_file, equal
 
@@ -54,6 +55,22 @@ def test_a_state_that_does_not_fit_the_code_has_a_way_out(train, last, capsys) -
         error = fails(capsys, 1, resume)
         assert text in error
         assert "--model.weights" in error
+
+
+class FailsLater(Callback):
+    """Fails in the first step of a resumed training."""
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.ckpt_path:
+            raise RuntimeError("of the training")
+
+
+def test_an_error_after_the_state_is_restored_is_not_about_it(train):
+    flags = "--trainer.callbacks test_checkpoints.FailsLater --trainer.max_epochs"
+    train(flags, 1)
+    with pytest.raises(RuntimeError, match="of the training") as caught:
+        train(flags, 2, "--ckpt_path last")
+    assert not getattr(caught.value, "__notes__", [])
 
 
 @contextlib.contextmanager
