@@ -152,25 +152,37 @@ class BaseModule(LightningModule):
         cls,
         checkpoint_path: Any,
         map_location: Any = None,
-        strict: bool = True,
+        hparams_file: None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        trust: bool = False,
         **arguments: Any,
     ) -> Self:
         """Return a module with the weights of a checkpoint. It is built from
-        `arguments`, the arguments of the constructor, or without any from the config of
-        your own run, as by `lightbase.load`.
+        `arguments`, the arguments of the constructor, or without any from the config in
+        the file, as by `lightbase.load`.
 
         map_location: The device of the module. By default it is the CPU.
         strict: If False, the file may lack some tensors, which keep their initial
-            values.
+            values. It has an effect only with `arguments`.
+        hparams_file, weights_only: Lightning's. Only weights are read, so they must not
+            be a file or False.
+        trust: See `lightbase.load`.
 
-        Raise UserError if the file cannot be used.
+        Raise UserError if the file is of another class, or cannot be used.
         """
+        if hparams_file is not None or weights_only is False:
+            raise UserError(
+                "load_from_checkpoint reads weights only: give the arguments by name"
+            )
         module: Any
         if arguments:
             module = cls(**arguments)
-            load_weights(module, Path(checkpoint_path), is_complete=strict)
+            load_weights(module, Path(checkpoint_path), is_complete=strict is not False)
         else:
-            module = lightbase.load(checkpoint_path)[0]
+            module, _ = lightbase.load(checkpoint_path, trust=trust)
+            if not isinstance(module, cls):
+                raise UserError(f"{checkpoint_path} is of a {type(module).__name__}")
         if map_location is not None:
             module.to(map_location)
         return module
@@ -284,7 +296,8 @@ class BaseModule(LightningModule):
             # torch.compile(net) would change the names of the weights. Without
             # dynamic=False, an evaluation with another batch size would let torch
             # compile slower code for all sizes, and the training would use it.
-            round_as_eager()
+            if self.compile_net == "inductor":
+                round_as_eager()
             self.net.compile(
                 backend=self.compile_net, mode=self.compile_mode, dynamic=False
             )
