@@ -256,6 +256,7 @@ class ResumableLoader(DataLoader[Any]):
     """
 
     dataset: Samples
+    has_said = False  # that the dataset has another length now
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in this epoch, also before a resume
 
@@ -278,9 +279,11 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Yield the batches of an epoch, or the rest of it after a resume."""
         self.num_batches = self.batch_sampler.first_batch
-        if len(self.dataset) != self.batch_sampler.num_samples:  # type: ignore[arg-type]
+        num_samples = len(self.dataset)  # type: ignore[arg-type]
+        if num_samples != self.batch_sampler.num_samples and not self.has_said:
+            self.has_said = True
             say(
-                f"Data: the Dataset has {len(self.dataset):,} samples now; its loader "  # type: ignore[arg-type]
+                f"Data: the Dataset has {num_samples:,} samples now; its loader "
                 f"reads {self.batch_sampler.num_samples:,} of them unless "
                 "--trainer.reload_dataloaders_every_n_epochs 1 makes a new one"
             )

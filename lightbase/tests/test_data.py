@@ -8,7 +8,9 @@ from paths import argv, fails
 from torch.utils.data import Dataset
 
 from lightbase.config.errors import UserError
+from lightbase.data.loader import ResumableLoader
 from lightbase.data.module import BaseDataModule
+from lightbase.data.sampler import EpochBatchSampler
 
 
 def labelled(num: int, batch_size: int = 10, **options: Any) -> Any:
@@ -75,6 +77,15 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(
     assert as_lists(resumed) == whole  # the next pass is whole
     loader.load_state_dict({"epoch": 0, "num_batches": 33})
     assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_dataset_of_another_length_gets_one_line(capsys):
+    samples = [torch.tensor(i) for i in range(10)]
+    loader = ResumableLoader(samples, EpochBatchSampler(len(samples), 5))
+    samples.append(torch.tensor(10))
+    for _ in range(2):
+        assert len([*loader]) == 2
+    assert capsys.readouterr().out.count("the Dataset has 11 samples now") == 1
 
 
 def as_lists(loader: Any, epoch: int = 0) -> list[Any]:
