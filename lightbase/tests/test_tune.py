@@ -69,6 +69,7 @@ def test_mistakes_and_wrong_ranges_are_told_in_two_lines(find, capsys):
     assert error.splitlines()[1].startswith("give another --min_lr or --max_lr")
     several = "--find lr --trainer.strategy ddp --trainer.devices 2"
     assert "runs on one device" in fails(capsys, 2, lambda: find(several))
+    assert "--min_lr" in fails(capsys, 2, lambda: find("--find lr --min_lr 0"))
 
 
 def test_a_finder_within_a_run_is_refused(train, tmp_path, capsys):
