@@ -6,6 +6,7 @@ Python, such as `lightbase.train`.
 
 import atexit
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -21,7 +22,9 @@ from lightbase.config.errors import SEE_HELP, UserError, rank
 from lightbase.config.known_errors import known, lines_of
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
 
-FLAG = re.compile(r"--(?:trainer\.|data\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?")
+FLAG = re.compile(
+    r"(?<![\w./\\-])--(?:trainer\.|data\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?"
+)
 """A flag in a message, and its value: a number or a bool."""
 
 
@@ -39,9 +42,25 @@ def run_command(command: str, args: Args = None) -> Any:
         room, name = command.split(".")
         flags = importlib.import_module(f"lightbase.{room}.flags")
         options = flags.READERS[name](args)
-        module = importlib.import_module(f"lightbase.{command}")
+        with without_gc():
+            module = importlib.import_module(f"lightbase.{command}")
         with SIGNALS.handled():
             return module.run(options)
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Let Python's garbage collector skip the objects that are imported within this
+    context: there are a million of them, and searching them takes 0.6 s. If torch is
+    imported already, as in a notebook, nothing happens."""
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # nanobind would report frozen objects as leaked
 
 
 class LastingOutput(io.FileIO):
@@ -96,7 +115,8 @@ def python_errors(way_out: str = "") -> Iterator[None]:
         print(f"{stopped.text}{hint}")
         raise KeyboardInterrupt from None
     except Exception as error:
-        if found := known(error):
+        found = known(error)
+        if found and found[1].way_out:
             error.add_note(found[1].way_out)
         raise
 
@@ -114,7 +134,7 @@ def short_errors() -> Iterator[None]:
     """Run a script. Print a UserError in two lines, and an error for which
     `lines_of` has lines, and exit.
 
-    Other errors keep their traceback. In a notebook all errors stay what they are.
+    Other errors keep their traceback. In a notebook, `python_errors` takes its place.
 
     Raise SystemExit with the status of the error, and 128 plus the number of the signal
     after a signal such as Ctrl-C.

@@ -10,6 +10,7 @@ import pkgutil
 import re
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 RANK_VARIABLES = (
@@ -24,10 +25,12 @@ RANK_VARIABLES = (
 
 SEE_HELP = "see --help, or --print_config for every argument"
 
-NOT_USERS = re.compile(
-    r"<|.*[/\\](?:(?:site|dist)-packages[/\\]|lib/python3[.\d]*/|Python3\d+\\Lib\\|"
-    r"scripts[/\\]\w+\.py$|lightbase[/\\](?:(?:commands|compare|config|data|model|run|setup|watch)[/\\]|compat\.py))"
+LIBRARY = Path(__file__).parents[1]
+
+PACKAGES = re.compile(
+    r"<|.*[/\\](?:(?:site|dist)-packages[/\\]|lib/python3[.\d]*/|Python3\d+\\Lib\\)"
 )
+"""Beginnings of files of Python and of installed packages."""
 """The path of a file whose code is not the user's: it belongs to Python, to an
 installed package, to this library or to a script."""
 
@@ -77,8 +80,13 @@ def first_line(error: Exception) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a file, as a traceback names it, has code of the user."""
-    return not NOT_USERS.match(filename)
+    """Return whether a file, as a traceback names it, has code of the user: it is not
+    the library's, of scripts/ beside it, or of a package."""
+    path = Path(filename)
+    if path.is_relative_to(LIBRARY):
+        return path.is_relative_to(LIBRARY / "tests")
+    is_script = path.parent == LIBRARY.parent / "scripts"
+    return not is_script and not PACKAGES.match(filename)
 
 
 def own_line(error: BaseException | None) -> str:

@@ -115,7 +115,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def renamed(config: Any, package: str, key: str = "") -> Any:
     """Return a copy of a saved config with today's import paths. They differ if the
-    user has renamed the package since, or if a class has moved since version 0.3.
+    user has renamed the package since, or if a class has moved since the run.
 
     package: The name of the user's package when the config was written.
     key: The key of `config`, which is one value of a larger config. Only the values of

@@ -145,7 +145,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     if line.place("trust_checkpoint") not in TRUE:
         way_out = f"to start a new run from its weights: --model.weights {path}"
         check_own(path, root, way_out)
-    folder = path.resolve().parent.parent
+    folder = path.parent.resolve().parent  # last.ckpt may be a link
     was_saved = ckpt_path != "last" or path.is_file()
     if was_saved:
         checkpoint = read_checkpoint(path)
