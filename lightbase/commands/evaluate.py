@@ -15,8 +15,13 @@ from torch import Tensor
 
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
 from lightbase.config.errors import UserError, say
-from lightbase.config.files import json_text, relative_to_cwd, write_whole
-from lightbase.config.tables import as_csv, as_table
+from lightbase.config.files import (
+    as_csv,
+    as_table,
+    json_text,
+    relative_to_cwd,
+    write_whole,
+)
 from lightbase.data.module import BaseDataModule
 from lightbase.data.splits import as_groups
 from lightbase.data.tensors import to_host

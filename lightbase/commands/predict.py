@@ -27,8 +27,7 @@ from torch.utils.data import default_collate
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
 from lightbase.commands.script import python_errors
 from lightbase.config.errors import UserError
-from lightbase.config.files import write_whole
-from lightbase.config.tables import as_csv, as_table
+from lightbase.config.files import as_csv, as_table, write_whole
 from lightbase.data.image_folder import list_images
 from lightbase.data.module import BaseDataModule
 from lightbase.data.tensors import (

@@ -25,7 +25,7 @@ from lightbase.config.errors import UserError, say
 from lightbase.config.parser import parser_of
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import CommandLine, read_spec
-from lightbase.data.arrays import ArrayData, loader_data
+from lightbase.data.module import ArrayData, loader_data
 from lightbase.model.curves import RunFolder
 from lightbase.run.fit import best_checkpoint
 from lightbase.setup.build import begin, instantiate

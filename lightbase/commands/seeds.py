@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import relative_to_cwd, write_whole
-from lightbase.config.names import SAME_TRAINING_KEYS, better_by_name, flatten
-from lightbase.config.tables import as_text
-from lightbase.config.yaml_files import read_config
+from lightbase.config.files import as_text, relative_to_cwd, write_whole
+from lightbase.config.yaml_files import (
+    SAME_TRAINING_KEYS,
+    better_by_name,
+    flatten,
+    read_config,
+)
 from lightbase.run.folder import check_same_settings, newest_version
 from lightbase.run.results import numbers_of, read_run
 from lightbase.run.signals import Stopped

@@ -10,8 +10,8 @@ from lightbase.commands.train import parse
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError
 from lightbase.config.files import relative_to_cwd
-from lightbase.config.names import flatten
 from lightbase.config.spec import as_values
+from lightbase.config.yaml_files import flatten
 from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 from lightbase.run.checkpoint import AtomicCheckpointIO

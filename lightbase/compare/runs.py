@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from lightbase.config.errors import UserError
-from lightbase.config.files import relative_to_cwd, write_whole
-from lightbase.config.names import SAME_TRAINING_KEYS, better_by_name
-from lightbase.config.tables import as_csv, as_table, as_text
+from lightbase.config.files import (
+    as_csv,
+    as_table,
+    as_text,
+    relative_to_cwd,
+    write_whole,
+)
+from lightbase.config.yaml_files import SAME_TRAINING_KEYS, better_by_name
 from lightbase.run.results import Row, RunInfo, Runs, find_runs, numbers_of
 
 REPEATED = ("seed_everything", "data.split_seed", "data.fold")

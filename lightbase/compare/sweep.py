@@ -37,8 +37,8 @@ from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import read_json, relative_to_cwd
-from lightbase.config.names import SAME_TRAINING_KEYS, flatten
 from lightbase.config.spec import as_values
+from lightbase.config.yaml_files import SAME_TRAINING_KEYS, flatten
 from lightbase.data.module import BaseDataModule
 from lightbase.model.metrics import Accumulator
 from lightbase.model.module import BaseModule

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lightbase.compat import arguments_of, change_yaml_loader, resolve_class_names
 from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, own_line
-from lightbase.config.tables import as_table, as_text
+from lightbase.config.files import as_table, as_text
 from lightbase.config.yaml_files import (
     path_of_class,
     read_numbers_as_flags,

@@ -21,10 +21,14 @@ from torch import Tensor
 
 from lightbase.compat import none_has_to_fit, parse_unvalidated
 from lightbase.config.errors import SEE_HELP, UserError, imported
-from lightbase.config.names import RUN_LOCATION_KEYS, flatten
 from lightbase.config.parser import Parser, make_parser, parser_of
 from lightbase.config.paths import PROJECT
-from lightbase.config.yaml_files import path_of_class, read_config
+from lightbase.config.yaml_files import (
+    RUN_LOCATION_KEYS,
+    flatten,
+    path_of_class,
+    read_config,
+)
 
 SWITCHES = ("print_config", "trust_checkpoint")
 """Settings of one command, which the run does not keep. Without a value they are

@@ -1,4 +1,5 @@
-"""The user's config files, and the names of the user's classes.
+"""The user's config files, and the names in them: of settings, metrics and classes. A
+setting has the name of its flag, a metric that of its curve.
 
 Read `read_config` first. The classes are found by searching the source code as text:
 the messages of errors and --help list them, and need not import torch for that.
@@ -32,19 +33,44 @@ IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
 
 MOVED = {
-    "lightbase.core.arrays": "lightbase.data.arrays",
+    "lightbase.core.arrays": "lightbase.data.module",
     "lightbase.core.checkpoint": "lightbase.run.checkpoint",
     "lightbase.core.curves": "lightbase.model.curves",
     "lightbase.core.metrics": "lightbase.model.metrics",
+    "lightbase.data.arrays": "lightbase.data.module",
     "lightbase.extras.device_monitor": "lightbase.watch.device_monitor",
     "lightbase.extras.figures": "lightbase.watch.figures",
     "lightbase.extras.progress": "lightbase.watch.progress",
     "lightbase.extras.step_timer": "lightbase.watch.step_timer",
 }
-"""{module in version 0.4.0: module now}, of classes that a config may name"""
+"""{module in an earlier version: module now}, of classes that a config may name"""
 
 REMOVED = "steps_per_execution"
 """A setting of an earlier version that changed no result. It is left out."""
+
+
+RUN_LOCATION_KEYS = ("ckpt_path", "name", "trainer.default_root_dir")
+"""Settings that say where a run is, not what it does."""
+
+SAME_TRAINING_KEYS = (*RUN_LOCATION_KEYS, "test")
+"""Settings that change nothing in what a run trains."""
+
+WITHOUT_EFFECT = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "resident",
+    "data_dir",
+    "eval_batch_size",
+)
+"""Arguments of data that change no batch of a training."""
+
+# the last words of metrics' names that tell which values are better
+LOWER_IS_BETTER = re.compile("loss|error|err|mae|mse|rmse|nll|perplexity")
+
+HIGHER_IS_BETTER = re.compile(
+    r"acc|accuracy|top\d+|f1|auc|auroc|precision|recall|iou|dice|r2|map|psnr"
+)
 
 
 def read_numbers_as_flags(loader: Any) -> None:
@@ -172,3 +198,31 @@ def path_of_class(name: str) -> str:
         if not paths and name in lightbase.__all__:
             return f"lightbase.{name}"
     return name
+
+
+def flatten(config: Any, key: str = "") -> dict[str, Any]:
+    """Return {name of the flag: value} for a nested config, such as {"model.lr": 0.01,
+    "model.net": "my.models.mlp.MLP", "model.net.sizes": [2, 2]}.
+
+    key: The name of the flag for the config itself; "" for all settings.
+    """
+    if not isinstance(config, dict):
+        return {key: config}
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in ("class_path", "init_args"):
+            flat |= flatten(value, key)
+        else:
+            flat |= flatten(value, f"{key}.{name}".lstrip("."))
+    return flat
+
+
+def better_by_name(metric: str) -> str | None:
+    """Return "min" if lower values of a metric are better, "max" if higher ones are, or
+    None if the last word of the name does not tell, such as acc in val/top5_acc."""
+    word = metric.rpartition("/")[2].lower().rpartition("_")[2]
+    if LOWER_IS_BETTER.fullmatch(word):
+        return "min"
+    if HIGHER_IS_BETTER.fullmatch(word):
+        return "max"
+    return None

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from lightbase.config.errors import UserError, say
-from lightbase.data.images import read_image
 from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import read_image
 from lightbase.data.transforms import crop_and_flip, to_float
 
 SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jfif")

@@ -6,7 +6,7 @@ from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightbase.config.errors import UserError, say
-from lightbase.config.names import better_by_name
+from lightbase.config.yaml_files import better_by_name
 from lightbase.data.module import BaseDataModule
 from lightbase.model.metrics import collection
 from lightbase.model.module import BaseModule, has_named_optimizer

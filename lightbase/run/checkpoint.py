@@ -25,9 +25,8 @@ from torch.nn.parameter import is_lazy
 
 from lightbase.compat import follow_until_averaged
 from lightbase.config.errors import UserError, say
-from lightbase.config.files import write_whole
+from lightbase.config.files import as_text, write_whole
 from lightbase.config.spec import as_plain
-from lightbase.config.tables import as_text
 from lightbase.data.tensors import tensors_in, to_host
 from lightbase.model.transfer import load_checked
 

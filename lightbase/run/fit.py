@@ -34,9 +34,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, first_line, imported, rank, say
-from lightbase.config.files import json_text, read_json, relative_to_cwd
+from lightbase.config.files import as_text, json_text, read_json, relative_to_cwd
 from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
-from lightbase.config.tables import as_text
 from lightbase.model.curves import RunFolder, is_of_class
 from lightbase.model.module import BaseModule
 from lightbase.model.monitor import Monitor, choose_monitor

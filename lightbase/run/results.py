@@ -17,7 +17,7 @@ from lightbase.config.errors import (
     first_line,
 )
 from lightbase.config.files import relative_to_cwd
-from lightbase.config.names import flatten
+from lightbase.config.yaml_files import flatten
 from lightbase.run.folder import is_running
 
 LARGEST_FOR_C = 20_000

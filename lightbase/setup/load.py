@@ -15,7 +15,6 @@ from lightning import LightningDataModule, LightningModule
 from lightbase.config.errors import UserError
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.known_errors import noted
-from lightbase.config.names import flatten
 from lightbase.config.paths import PROJECT, is_own
 from lightbase.config.spec import (
     CommandLine,
@@ -25,7 +24,7 @@ from lightbase.config.spec import (
     new_spec,
     read_spec,
 )
-from lightbase.config.yaml_files import REMOVED, renamed
+from lightbase.config.yaml_files import REMOVED, flatten, renamed
 from lightbase.data.module import SPLIT_ARGUMENTS, BaseDataModule
 from lightbase.model.transfer import load_checked, load_weights, read_weights
 from lightbase.run.state import note_on_state

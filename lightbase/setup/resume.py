@@ -18,7 +18,6 @@ from lightbase.compat import saved_epochs, saved_logged_step
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.known_errors import noted
-from lightbase.config.names import RUN_LOCATION_KEYS, WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import (
     CommandLine,
@@ -27,7 +26,12 @@ from lightbase.config.spec import (
     default_experiment,
     read_spec,
 )
-from lightbase.config.yaml_files import read_config
+from lightbase.config.yaml_files import (
+    RUN_LOCATION_KEYS,
+    WITHOUT_EFFECT,
+    flatten,
+    read_config,
+)
 from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 from lightbase.run.devices import num_processes_started, settle_devices

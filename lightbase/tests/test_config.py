@@ -13,8 +13,8 @@ from written import equal, weights
 
 from lightbase.commands.train import parse
 from lightbase.config.errors import UserError
-from lightbase.config.names import flatten
 from lightbase.config.spec import CommandLine, as_values, new_spec, validate
+from lightbase.config.yaml_files import flatten
 
 HERE = "test_config"
 

@@ -59,8 +59,9 @@ def test_classes_that_version_0_3_had_elsewhere_are_found() -> None:
         assert renamed({"class_path": before}, "project") == {"class_path": now}
         assert renamed({"data": before}, "project") == {"data": now}
         assert renamed({"class_path": now}, "example") == {"class_path": now}
-    arrays = renamed({"class_path": "lightbase.core.arrays.ArrayData"}, "project")
-    assert arrays == {"class_path": "lightbase.data.arrays.ArrayData"}
+    for before in ("lightbase.core.arrays", "lightbase.data.arrays"):
+        arrays = renamed({"class_path": f"{before}.ArrayData"}, "project")
+        assert arrays == {"class_path": "lightbase.data.module.ArrayData"}
     assert renamed(["lightbase.mine.Mine"], "project") == ["lightbase.mine.Mine"]
 
 

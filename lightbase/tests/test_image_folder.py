@@ -10,7 +10,7 @@ from PIL import Image
 
 from lightbase.config.errors import UserError
 from lightbase.data.image_folder import ImageFolder
-from lightbase.data.images import read_image
+from lightbase.data.tensors import read_image
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from written import checkpoint_file, equal, weights
 from lightbase.commands.flags import evaluate_flags, export_flags, predict_flags
 from lightbase.config.errors import UserError
 from lightbase.config.files import write_whole
-from lightbase.data.images import read_image
+from lightbase.data.tensors import read_image
 
 
 def test_64_true_is_float64_in_a_resume_a_test_and_an_exported_file(train, tmp_path):

@@ -26,9 +26,9 @@ from torch.utils.tensorboard.summary import hparams
 from lightbase.compat import saved_logged_step
 from lightbase.config.errors import UserError, first_line, imported, say
 from lightbase.config.files import relative_to_cwd
-from lightbase.config.names import WITHOUT_EFFECT, flatten
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
+from lightbase.config.yaml_files import WITHOUT_EFFECT, flatten
 from lightbase.model.curves import run_folder
 from lightbase.run.folder import LockedFolder, root_folder
 

@@ -19,7 +19,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from matplotlib.figure import Figure
 
 from lightbase.config.errors import say
-from lightbase.config.tables import as_table
+from lightbase.config.files import as_table
 from lightbase.model.curves import has_pictures, log_figure, num_steps
 
 PHASES = (
