@@ -108,8 +108,8 @@ class Sweep:
     A process locks the folder of the trial that it trains. A running trial whose lock
     is free was interrupted; it is continued.
 
-    study: The study. Its user attributes have the settings, and the reason of each
-        failure by the name of the trial.
+    study: Its user attributes have the settings, and the reason of each failure by the
+        name of the trial.
     lock: A process holds it while it adds a trial. See `open_study`.
     folder: ROOT/NAME.
     flags: The flags of train.py that all trials have.
@@ -224,11 +224,8 @@ class Sweep:
 
 
 def begin(options: Namespace) -> Sweep:
-    """Check the searches and the flags, prepare the data, and open the study.
-
-    Raise UserError if something is wrong, before anything is written, or if an earlier
-    start of this sweep had other settings.
-    """
+    """Check the searches and the flags, prepare the data, and open the study. Nothing
+    is written before all is checked."""
     searches = dict(map(read_search, options.search))
     grid = make_grid(searches)[: options.trials]
     for flag in searches:
@@ -244,7 +241,7 @@ def begin(options: Namespace) -> Sweep:
     # both ends of a range are parsed, and the first and the last value of a list: most
     # mistakes are found here, and another wrong value ends its trial
     for end in (-1, 0):
-        values = {flag: ends_of(searches[flag])[end] for flag in searches}
+        values = {flag: values_in(searches[flag])[end] for flag in searches}
         spec, model, data = parse([*options.others, *as_flags(values)])
         check_one_device(spec.config.trainer)
     monitor = choose_monitor(spec.config, model, data)
@@ -266,16 +263,9 @@ def begin(options: Namespace) -> Sweep:
     # the path may be typed in several ways; the test changes no training
     del settings["trainer.default_root_dir"], settings["test"]
     study, lock = open_study(folder, settings, mode)
+    flags = options.others
     return Sweep(
-        study,
-        lock,
-        folder,
-        options.others,
-        searches,
-        grid,
-        num_trials,
-        metric,
-        with_test,
+        study, lock, folder, flags, searches, grid, num_trials, metric, with_test
     )
 
 
@@ -283,32 +273,39 @@ def as_row(sweep: Sweep, trial: FrozenTrial) -> Row:
     """Return the values of a trial, its best value, and its state, for a failed one
     with the reason."""
     name = name_of(trial.number)
-    state = trial.state.name.lower()
-    if trial.state == TrialState.FAIL:
-        state = f"failed, {sweep.study.user_attrs.get(name, 'no reason told')}"
     row = {"trial": name} | trial.params
     if sweep.monitor:
         row[sweep.monitor] = trial.value
-    return row | {"state": state}
+    row["state"] = trial.state.name.lower()
+    if trial.state == TrialState.FAIL:
+        row["state"] = f"failed, {sweep.study.user_attrs.get(name, 'no reason told')}"
+    return row
 
 
 def show_results(sweep: Sweep) -> None:
-    """Print the trials, and the means of the folds or the best setting. Raise UserError
-    if no trial has finished."""
+    """Print the trials, and the means of the folds or the best setting."""
     print_table([as_row(sweep, trial) for trial in sweep.study.trials])
-    if not sweep.study.get_trials(states=[TrialState.COMPLETE]):
+    complete = sweep.study.get_trials(states=[TrialState.COMPLETE])
+    if not complete:
         raise UserError(f"no trial finished: see {sweep.folder}/trial_000/output.txt")
     if sweep.with_test:
-        print_folds(sweep)
+        print_folds(sweep, complete)
     else:
         show_best(sweep)
 
 
-def print_folds(sweep: Sweep) -> None:
-    trials = sweep.study.get_trials(states=[TrialState.COMPLETE])
+def print_folds(sweep: Sweep, trials: list[FrozenTrial]) -> None:
+    """Print for each metric the mean, the lowest and the highest value of the folds,
+    and the value of all folds together."""
     runs = find_runs(sweep.folder, [name_of(trial.number) for trial in trials])
     pooled = pooled_metrics(sweep.folder.parent, [run.folder for run in runs])
-    print_table(fold_rows(numbers_of(dict(enumerate(runs))), pooled))
+    rows: list[Row] = []
+    for metric, by_fold in numbers_of(dict(enumerate(runs))).items():
+        values = [*by_fold.values()]
+        row = {"metric": metric, "folds": len(values), "mean": np.mean(values)}
+        row |= {"lowest": min(values), "highest": max(values)}
+        rows.append(row | {"pooled": pooled.get(metric)})
+    print_table(rows)
 
 
 def show_best(sweep: Sweep) -> None:
@@ -360,8 +357,8 @@ def as_mean(
     if "data.fold" not in sweep.searches:
         row |= {"95 % from": total.low, "to": total.high}
     row["state"] = "complete"
-    if len(scores) < num_repeats:
-        row["state"] = f"{num_repeats - len(scores)} of {num_repeats} failed"
+    if num_failed := num_repeats - len(scores):
+        row["state"] = f"{num_failed} of {num_repeats} failed"
     return row
 
 
@@ -370,8 +367,7 @@ RANGE = re.compile(r"(log:)?([-+.\de]+?)\.\.([-+.\de]+)")
 
 def read_search(search: str) -> tuple[str, Any]:
     """Return the flag and Optuna's distribution of FLAG=log:1e-4..1e-1, FLAG=16..512 or
-    FLAG=a,b,c. The values of a list stay texts. Raise UserError for other text, and for
-    a range that Optuna refuses."""
+    FLAG=a,b,c. The values of a list stay texts."""
     flag, _, values = search.partition("=")
     match = RANGE.fullmatch(values)
     try:
@@ -398,9 +394,10 @@ def read_range(log: str | None, low: str, high: str) -> Any:
         return FloatDistribution(float(low), float(high), log=bool(log))
 
 
-def ends_of(distribution: Any) -> tuple[Any, Any]:
+def values_in(distribution: Any) -> Sequence[Any]:
+    """Return the values of a list, or the two ends of a range."""
     if isinstance(distribution, Choices):
-        return distribution.choices[0], distribution.choices[-1]
+        return distribution.choices
     return distribution.low, distribution.high
 
 
@@ -423,9 +420,9 @@ def name_of(number: int) -> str:
 
 def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
     """Return the study in a sweep's folder, which is made if needed, and the lock of
-    its file. Raise UserError if an earlier start had other settings.
+    its file.
 
-    settings: The config by flag, and `search`.
+    settings: The config by flag, and `search`. Those of an earlier start must be equal.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "study.journal"
@@ -483,18 +480,3 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def fold_rows(
-    numbers: dict[str, dict[Any, float]], pooled: dict[str, float]
-) -> list[dict[str, Any]]:
-    """Return a row for each metric: mean, lowest and highest value of the folds, and
-    the value of all folds together.
-
-    numbers: {metric: {fold: value}}.
-    """
-    rows = []
-    for metric in numbers:
-        values = [*numbers[metric].values()]
-        row = {"metric": metric, "folds": len(values), "mean": np.mean(values)}
-        row |= {"lowest": np.min(values), "highest": np.max(values)}
-        rows.append(row | {"pooled": pooled.get(metric)})
-    return rows
