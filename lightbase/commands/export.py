@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -23,6 +22,7 @@ from lightbase.config.files import write_whole
 from lightbase.data.module import BaseDataModule
 from lightbase.data.tensors import for_network
 from lightbase.model.module import BaseModule
+from lightbase.model.predictions import prediction_step
 
 
 def run(options: Namespace) -> Path:
@@ -73,16 +73,12 @@ def graph_file(
     model, data: The file takes what a BaseDataModule loads. For other data it takes the
         inputs of the network, and the model has to have an `example_input_array`.
     kind: A key of WRITERS.
-    Raise UserError if the model has no such graph, if predict_step does not return a
-    tensor, or if the file gives other outputs.
     """
     samples: Any = model.example_input_array
     normalize: Any = nn.Identity()
     classes: list[str] = []
     if isinstance(data, BaseDataModule):
-        samples = data.input_spec
-        normalize = data.normalize
-        classes = data.classes
+        samples, normalize, classes = data.input_spec, data.normalize, data.classes
     if not isinstance(samples, Tensor):
         raise UserError(
             f"the inputs of {type(data).__name__} are not tensors of a known shape",
@@ -103,17 +99,16 @@ def graph_file(
     ):
         program = trace(predictor, batches[0])
         content, run_file = WRITERS[kind](program, json.dumps(classes))
-        differences = []
+        largest = torch.tensor(0.0)  # torch's maximum, unlike Python's, keeps a NaN
         for batch, right in zip(batches, expected, strict=True):
             off = (run_file(batch) - right).abs().max()
-            differences.append(off / right.abs().max().clamp(min=1))
-    largest = torch.stack(differences).max().item()
+            largest = largest.maximum(off / right.abs().max().clamp(min=1))
     if not largest <= TOLERANCE:  # also true for NaN
         raise UserError(
             "the export is wrong and was not kept: its outputs for random inputs are "
             f"{largest:.1e} off the checkpoint's"
         )
-    return content, largest
+    return content, largest.item()
 
 
 class Predictor(nn.Module):
@@ -127,28 +122,22 @@ class Predictor(nn.Module):
 
     def forward(self, samples: Tensor) -> Any:
         inputs = for_network(self.normalize(samples), self.model)
-        # Lightning's own predict_step hands the batch to forward
-        if is_overridden("predict_step", self.model):
-            return self.model.predict_step((inputs, None), 0)
-        return self.model(inputs)
+        return prediction_step(self.model)((inputs, None), 0)
 
 
 def random_batch(samples: Tensor, size: int) -> Tensor:
     """Return a batch of samples of this shape and dtype. Bytes have all values, other
     numbers are from 0 to 2. So integers are 0 or 1, which are indices of any embedding.
     """
-    high = 2
-    if samples.dtype == torch.uint8:
-        high = 256
-    batch = torch.zeros(size, *samples.shape[1:]).uniform_(0, high)
-    return batch.to(samples.dtype)
+    high = 256 if samples.dtype == torch.uint8 else 2
+    return torch.zeros(size, *samples.shape[1:]).uniform_(0, high).to(samples.dtype)
 
 
 def trace(predictor: Predictor, inputs: Tensor) -> ExportedProgram:
-    """Return the graph for batches of any size. Raise UserError if the network branches
-    on numbers in its inputs or on the batch size.
+    """Return the graph for batches of any size. The network may not branch on numbers
+    in its inputs or on the batch size.
 
-    inputs: A batch. It has more than one sample: torch takes a size of 1 as fixed.
+    inputs: A batch of several samples: torch takes a size of 1 as fixed.
     """
     try:
         # a compiled part is traced as it is written
@@ -177,8 +166,7 @@ def as_pt2(program: ExportedProgram, classes: str) -> Written:
 
 def as_onnx(program: ExportedProgram, classes: str) -> Written:
     """Return a file for ONNX Runtime, with the names of the classes in its metadata.
-    The input is named `inputs`, the output `outputs`. Raise UserError if the packages
-    for ONNX are missing."""
+    The input is named `inputs`, the output `outputs`."""
     try:
         import onnxscript  # noqa: F401  # torch.onnx needs it
         from onnxruntime import InferenceSession

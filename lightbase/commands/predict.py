@@ -1,8 +1,7 @@
 """Predict with a checkpoint: what predict_step of its LightningModule returns.
 
-Read `run` first. `run_loop` predicts batches by Lightning's loop. The outputs of all
-samples are kept in memory, and then written as arrays, as masks or as a table, whose
-columns depend on the task of the module (`prediction_columns`). `predict` is for
+Read `run` first. `run_loop` predicts by Lightning's loop. The outputs of all samples
+are kept in memory, and then written as arrays, as masks or as a table. `predict` is for
 Python.
 """
 
@@ -34,7 +33,6 @@ from lightbase.data.tensors import (
     NESTED,
     as_tensors,
     convert_types,
-    inputs_of,
     native_array,
     targets_of,
     to_host,
@@ -43,6 +41,7 @@ from lightbase.model.predictions import (
     PALETTE,
     class_names,
     predicted_masks,
+    prediction_step,
     probabilities,
     task_of,
 )
@@ -62,14 +61,11 @@ Columns = dict[str, Names]
 
 
 def run(options: Namespace) -> None:
-    """Write or print the predictions. Exit with status 1 if a file cannot be read.
-    FILE.npz holds all tensors, masks go into a folder, and other predictions are a
-    table."""
+    """Write or print the predictions: all tensors to FILE.npz, masks into a folder, and
+    others as a table. Files that cannot be read are reported at the end."""
     spec, model, data = open_checkpoint(options)
     config = spec.config.trainer
     check_one_device(config)
-    # a plain LightningModule may have no task; then its outputs are numbers
-    task: str | None = getattr(model, "task", None)
     is_npz = options.output is not None and options.output.suffix.lower() == ".npz"
     names: Names = []
     unreadable: Names = []
@@ -94,6 +90,8 @@ def run(options: Namespace) -> None:
     if is_npz:
         write_arrays(options.output, names, outputs)
     else:
+        # a plain LightningModule may have no task; then its outputs are numbers
+        task = getattr(model, "task", None)
         write_single(options, names, outputs, true, data, task)
     if options.output is not None:
         print(f"{len(names)} predictions in {options.output}")
@@ -109,8 +107,7 @@ def write_single(
     data: Any,
     task: str | None,
 ) -> None:
-    """Write the outputs of a predict_step that returns one tensor: masks into a folder,
-    and others as a table."""
+    """Write the outputs of a predict_step that returns one tensor."""
     if outputs.keys() - {"prediction"}:
         raise UserError(
             f"predict_step returns {', '.join(outputs)}, which does not fit a table",
@@ -141,11 +138,7 @@ def write_single(
 
 def loader_of_split(data: LightningDataModule, split: str) -> Any:
     """Return batches of the samples of a split, in the order of the data set, or of the
-    own loader of a plain LightningDataModule.
-
-    split: "train", "val" or "test".
-    Raise UserError unless the split has one loader of a data set with a length.
-    """
+    own loader of a plain LightningDataModule. split: "train", "val" or "test"."""
     data.prepare_data()
     data.setup(STAGES[split])
     if isinstance(data, BaseDataModule) and split in data.splits:
@@ -181,7 +174,6 @@ def samples_in(
 
     names: Gets the names of the samples.
     unreadable: Gets an error for each path that cannot be read.
-    Raise UserError unless `data` is a BaseDataModule, which has `read_inputs`.
     """
     if not isinstance(data, BaseDataModule):
         raise UserError(
@@ -209,18 +201,16 @@ def run_loop(
     targets, which are empty if those of a batch are not one tensor.
 
     model, data: They stay as they are: hooks of copies are replaced.
-    with_masks: Of a segmentation keep the class of each pixel. Its probabilities, one
-        for each class, would take more memory.
+    with_masks: Of a segmentation keep the class of each pixel, not the probabilities,
+        which take more memory.
     """
     outputs: dict[str, Rows] = defaultdict(list)
     true: Rows = []
     model, data = copy.copy(model), copy.copy(data)
-    # Lightning's own predict_step hands the batch to forward
-    has_step = is_overridden("predict_step", model)
-    step = model.predict_step
+    step = prediction_step(model)
 
     def predict_step(batch: Any, *args: Any) -> Any:
-        results = step(batch, *args) if has_step else model(inputs_of(batch))
+        results = step(batch, *args)
         for name, rows in rows_by_name(results).items():
             is_segmentation = task_of(model, rows) == "segmentation"
             if with_masks and is_segmentation and rows.dim() == 4:
@@ -245,8 +235,8 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
     list with a value for each sample.
 
     outputs: What predict_step returns: a tensor, named "prediction"; a dict; a tuple or
-        list, whose tensors are named "0", "1" and so on; or a list with a dict for each
-        sample, as detectors return it.
+        list, whose tensors are named "0", "1" and so on; or as detectors do, a list
+        with a dict for each sample.
     """
     if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict):
         return {name: [sample[name] for sample in outputs] for name in outputs[0]}
@@ -260,9 +250,7 @@ def rows_by_name(outputs: Any) -> dict[str, Any]:
 def predict(run: Any, inputs: Any) -> Any:
     """Return what predict_step gives for the inputs, as a tensor (N, ...) on the CPU,
     or {name: tensor} if it gives several. Outputs that differ in shape are in a list.
-
-    The inputs pass through the transforms of the run's data, on the device and in the
-    precision of the run.
+    The transforms of the run's data are applied, on its device and in its precision.
 
     run: A name or a path as for `lightbase.load`, a result of `lightbase.train`, a
         module that it has trained, or what `lightbase.load` returns.
@@ -286,9 +274,8 @@ def predict(run: Any, inputs: Any) -> Any:
         outputs, _ = run_loop(trainer, module, data, batches_of(samples, data))
         if unreadable:
             raise UserError("\n".join(unreadable))
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {**outputs}
     for name, rows in outputs.items():
-        results[name] = rows
         if is_single:
             results[name] = rows[0]
         elif len({row.shape for row in rows}) == 1:
@@ -302,9 +289,7 @@ def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
     """Return inputs as a tensor (N, ...), or a list of samples as it is, and whether
     they were one sample without N. If the data's inputs are one tensor, shape and dtype
     have to fit."""
-    spec = None
-    if isinstance(data, BaseDataModule):
-        spec = data.input_spec
+    spec = getattr(data, "input_spec", None)
     is_list = isinstance(inputs, list | tuple)
     if spec is None or (is_list and any(isinstance(x, NESTED) for x in inputs)):
         # torch takes no array with negative strides
@@ -330,7 +315,11 @@ def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
     are the array `names`."""
     content = {"names": np.array(names)}
     for name, rows in outputs.items():
-        arrays = [numpy_array(row) for row in rows]
+        # NumPy has no bfloat16
+        arrays = [
+            (row.float() if row.dtype == torch.bfloat16 else row).numpy()
+            for row in rows
+        ]
         try:
             content[name] = np.stack(arrays)
         except ValueError:  # the samples differ in shape
@@ -340,17 +329,9 @@ def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
     write_whole(path, buffer.getbuffer())
 
 
-def numpy_array(tensor: Tensor) -> np.ndarray:
-    """Return the tensor as an array. bfloat16, which NumPy lacks, becomes float32."""
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return tensor.numpy()
-
-
 def write_masks(folder: Path, names: Names, rows: Rows) -> None:
     """Write a palette image for each sample, whose pixels are the class numbers, at
-    most 255. The mask of photo.jpg is photo.png. Raise UserError if an input or another
-    mask would be overwritten."""
+    most 255. The mask of photo.jpg is photo.png. Nothing is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{Path(name).stem}.png" for name in names]
     files = {path.resolve() for path in [*paths, *map(Path, names)]}
@@ -375,11 +356,7 @@ def prediction_columns(
     rows: Rows, data: Any, task: str | None, options: Namespace
 ) -> Columns:
     """Return the columns of the predictions for a table: classes, labels, texts or
-    numbers.
-
-    options: `top_k`, `probabilities` and `threshold` as in predict.py --help.
-    Raise UserError if the options do not fit the task or the outputs.
-    """
+    numbers. options: `top_k`, `probabilities` and `threshold` as in --help."""
     if not rows:
         return {}
     shape = rows[0].shape
@@ -408,7 +385,7 @@ def prediction_columns(
     return columns
 
 
-def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
+def true_columns(true: Rows, data: Any, task: str | None) -> Columns:
     """Return the column of true classes, or the columns of true numbers. A class below
     0, such as -100, means a sample without a label and is a number."""
     if task == "multiclass" and true:
@@ -421,10 +398,7 @@ def true_columns(true: list[Tensor], data: Any, task: str | None) -> Columns:
 
 
 def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
-    """Return the columns of the likeliest classes.
-
-    values: Probabilities (N, classes).
-    """
+    """Return the columns of the likeliest classes. values: Probabilities (N, classes)."""
     if top_k > len(names):
         raise UserError(f"--top_k {top_k}: there are {len(names)} classes", status=2)
     columns = {}
@@ -436,13 +410,12 @@ def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
     return columns
 
 
-def number_columns(rows: list[Tensor], name: str) -> Columns:
+def number_columns(rows: Rows, name: str) -> Columns:
     """Return a column NAME of numbers, or columns NAME_i if a sample has several."""
-    values = torch.stack(rows).reshape(len(rows), -1)
-    if values.shape[1] == 1:
-        return {name: texts(values[:, 0], ".6g")}
-    columns = enumerate(values.unbind(1))
-    return {f"{name}_{i}": texts(column, ".6g") for i, column in columns}
+    columns = torch.stack(rows).reshape(len(rows), -1).unbind(1)
+    if len(columns) == 1:
+        return {name: texts(columns[0], ".6g")}
+    return {f"{name}_{i}": texts(x, ".6g") for i, x in enumerate(columns)}
 
 
 def texts(values: Tensor, form: str) -> Names:

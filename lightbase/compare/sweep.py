@@ -478,5 +478,3 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
     num = int(metrics["test/num_samples"])
     say(f"pooled: {num:,} samples, each tested by the network of its fold")
     return {name: float(value) for name, value in metrics.items()}
-
-

@@ -45,12 +45,7 @@ from lightbase.data.splits import (
     part_indices,
     split_labels,
 )
-from lightbase.data.tensors import (
-    Batch,
-    inputs_of,
-    read_image,
-    with_parts,
-)
+from lightbase.data.tensors import Batch, inputs_of, read_image, with_parts
 
 SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""

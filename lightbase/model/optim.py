@@ -141,11 +141,7 @@ def build(kind: str, cls: type, args: Options, first: Any, **filled_in: Any) -> 
 
 
 def build_optimizer(
-    name: str,
-    args: Options,
-    groups: list[Options],
-    lr: float,
-    fused: bool = False,
+    name: str, args: Options, groups: list[Options], lr: float, fused: bool = False
 ) -> Optimizer:
     """Return an optimizer.
 

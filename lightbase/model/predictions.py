@@ -1,12 +1,15 @@
 """What the outputs of a network mean: probabilities, classes, masks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lightbase.data.module import BaseDataModule
+from lightbase.data.tensors import inputs_of
 
 PALETTE = (
     torch.arange(256)[:, None] * torch.tensor([2**25 - 1, 2**15 - 1, 2**21 - 1]) % 255
@@ -19,9 +22,17 @@ MISFITS = (AttributeError, IndexError, RuntimeError, TypeError)
 tensors, or tensors of other shapes."""
 
 
+def prediction_step(module: Any) -> Callable[..., Any]:
+    """Return the predict_step of a module. If it has none, return a function that calls
+    it with the inputs: Lightning's own step would give it the whole batch."""
+    if is_overridden("predict_step", module):
+        return module.predict_step  # type: ignore[no-any-return]
+    return lambda batch, *_: module(inputs_of(batch))
+
+
 def task_of(module: Any, outputs: Any) -> Any:
-    """Return the attribute `task` of a module, or None. A classifier whose outputs are
-    (N, classes, H, W) gives each pixel a class: its task is "segmentation"."""
+    """Return the task of a module, or None. A classifier whose outputs are (N, classes,
+    H, W) gives each pixel a class: its task is "segmentation"."""
     task = getattr(module, "task", None)
     if task == "multiclass" and isinstance(outputs, Tensor) and outputs.dim() == 4:
         return "segmentation"
@@ -58,16 +69,13 @@ def predicted_masks(outputs: Tensor) -> Tensor:
 def columns_of(
     task: str, outputs: Tensor, targets: Tensor, ignored: int | None = None
 ) -> list[Tensor]:
-    """Return the values of a batch that are kept for pictures: tensors with a row for
-    each sample. The first tensor has the true values, the second one has the predicted
-    values.
+    """Return the true and the predicted values of a batch, each with a row for each
+    sample.
 
-    regression: The targets and the outputs as they are.
-    segmentation: Class numbers (N, H, W).
-    multiclass: Class numbers (N,). A third tensor (N,) has the probability of the
-        predicted class. The outputs may be logits or probabilities.
-
-    task: The attribute `task` of the module. docs/tensorboard.md lists the shapes.
+    task: regression: the targets and the outputs as they are. segmentation: class
+        numbers (N, H, W). multiclass: class numbers (N,), and as a third tensor (N,)
+        the probability of the predicted class. docs/tensorboard.md lists the shapes.
+    outputs: For classes, logits or probabilities.
     ignored: A target that the loss ignores. It becomes -100.
     """
     if task == "regression":
@@ -79,8 +87,7 @@ def columns_of(
         true = true.masked_fill(true == ignored, -100)
     columns = [true, predicted]
     if task == "multiclass":
-        # the outputs are probabilities if none is negative, and if the outputs of each
-        # sample add up to 1
+        # probabilities are not negative, and those of each sample add up to 1
         are_shares = ((outputs.sum(1) - 1).abs() < 1e-3).all() & (outputs >= 0).all()
         columns.append(torch.where(are_shares, outputs, outputs.softmax(1)).amax(1))
     return columns
@@ -90,8 +97,7 @@ def confusion(true: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
     """Return a confusion matrix, int64 (num_classes, num_classes). Row i, column j has
     the number of samples or pixels of class i that are predicted as class j.
 
-    true: Integers of any shape. Only values from 0 to num_classes - 1 count. The value
-        -100, which the loss ignores, does not.
+    true: Integers of any shape. Only values from 0 to num_classes - 1 count.
     predicted: Class numbers of the same shape.
     """
     counts = (true >= 0) & (true < num_classes)

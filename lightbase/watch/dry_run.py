@@ -37,11 +37,7 @@ from lightbase.model.optim import (
     check_options,
     grouped,
 )
-from lightbase.run.devices import (
-    forks_processes,
-    num_gpus,
-    parse_devices,
-)
+from lightbase.run.devices import forks_processes, num_gpus, parse_devices
 from lightbase.run.fit import has_test
 
 HOOKS = ("normalize", "augment", "transform_batch", "on_after_batch_transfer")
