@@ -23,7 +23,7 @@ from lightbase.config.files import (
     write_whole,
 )
 from lightbase.data.module import BaseDataModule
-from lightbase.data.splits import as_groups
+from lightbase.data.splits import group_numbers
 from lightbase.data.tensors import to_host
 from lightbase.model.curves import gather, is_of_class
 from lightbase.model.intervals import intervals
@@ -64,11 +64,9 @@ def run(options: Namespace) -> dict[str, Any]:
 def report_folder(typed: str, checkpoint: Path) -> Path:
     """Return the folder for --report, which is made if it is missing: the value of the
     flag, the run's folder, or the folder of a checkpoint outside of a run."""
-    folder = checkpoint.absolute().parent
-    if folder.name == "checkpoints":
+    folder = Path(typed or checkpoint.absolute().parent)
+    if not typed and folder.name == "checkpoints":
         folder = folder.parent
-    if typed:
-        folder = Path(typed)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -80,8 +78,7 @@ class ClassReport(Callback):
     in all processes.
 
     folder: The folder for the files. It must exist.
-    lines: The first two tables as lines for the terminal. Empty before the test has
-        ended.
+    lines: The first two tables for the terminal, when the test has ended.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -162,7 +159,6 @@ def class_counts(
     Only the whole test tells which of the two they are.
 
     ignored: A target that does not count.
-    Raise one of MISFITS if the values do not fit the task.
     """
     if task == "multilabel":
         true = targets > 0.5
@@ -176,13 +172,11 @@ def class_counts(
 
 
 def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:
-    """Return the scores of each class or label, {name of the score: (classes,)}.
+    """Return the scores of each class or label, {name of the score: (classes,)}, in
+    [0, 1], and `support`: how many samples or pixels have the class.
 
-    segmentation: `iou` in [0, 1], NaN for a class that is neither true nor predicted.
-    multiclass, multilabel: `precision`, `recall` and `f1`, in [0, 1], 0 if the
-        denominator is 0.
-
-    All tasks also have `support`: how many samples or pixels have the class.
+    The IoU of a class that is neither true nor predicted is NaN. The other scores are 0
+    if their denominator is.
     """
     if task == "multilabel":
         support, outside, right, num_predicted, *of_logits = counts
@@ -210,4 +204,4 @@ def groups_of_test(data: Any, num: int) -> Any:
     if groups is None:
         say("Intervals: the groups of the test set are unknown, see docs/runs.md")
         return None
-    return as_groups(groups, len(groups), type(data).__name__)[:num]
+    return group_numbers(groups, len(groups), type(data).__name__)[:num]

@@ -398,7 +398,7 @@ def true_columns(true: Rows, data: Any, task: str | None) -> Columns:
 
 
 def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
-    """Return the columns of the likeliest classes. values: Probabilities (N, classes)."""
+    """Return the columns of the likeliest classes. values: (N, classes)."""
     if top_k > len(names):
         raise UserError(f"--top_k {top_k}: there are {len(names)} classes", status=2)
     columns = {}

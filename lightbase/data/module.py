@@ -34,13 +34,13 @@ from lightbase.data.loader import (
 from lightbase.data.sampler import EpochBatchSampler, seeded_order
 from lightbase.data.splits import (
     Fold,
-    as_groups,
     check_unchanged,
     class_numbers,
     divide,
     fingerprint,
     fold_indices,
     fold_of_flags,
+    group_numbers,
     hash_of,
     part_indices,
     split_labels,
@@ -243,21 +243,15 @@ class BaseDataModule(LightningDataModule):
             training: Whether it is for a training step. If not, `augment` is left out.
         """
         inputs = inputs_of(batch)
-        changed = self.augment(inputs) if training else inputs
-        changed = self.normalize(changed)
+        changed = self.normalize(self.augment(inputs) if training else inputs)
         if inputs is batch:
             return changed
         return with_parts(batch, changed, *batch[1:])
 
     def setup(self, stage: str) -> None:
         """Load the splits that a stage needs, unless they are loaded already. Lightning
-        calls it in each process.
-
-        Args:
-            stage: "fit" and "validate" need the training and validation samples. "test"
-                and "predict" need the test set. With folds the test set is a part of
-                the training set, so every stage loads the training set.
-        """
+        calls it in each process. With folds the test set is a part of the training set,
+        so every stage loads that."""
         trains = stage in ("fit", "validate")
         if (trains or self.fold) and "train" not in self.splits:
             self._load_train_and_val()
@@ -275,8 +269,8 @@ class BaseDataModule(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader:
-        """Return the loader of the training samples. Raise UserError if they do not
-        fill one batch in each process."""
+        """Return the loader of the training samples, which fill at least one batch in
+        each process."""
         trainer = self.trainer or ALONE
         # with overfit_batches the same batches come in each epoch
         shuffle = not trainer.overfit_batches
@@ -322,8 +316,7 @@ class BaseDataModule(LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Apply `transform_batch`. Lightning calls this after it has moved a batch to
-        its device."""
+        """Apply `transform_batch` to a batch on its device."""
         batch = self.transform_batch(batch, self.trainer.training)
         # with a precision such as bf16-true the weights, and so the inputs, are not
         # float32
@@ -331,12 +324,11 @@ class BaseDataModule(LightningDataModule):
 
     def read_inputs(self, path: Path) -> Iterator[tuple[str, Any]]:
         """Yield (name, sample) for each input in a file, for predict.py. Override this
-        for data other than images.
+        for data other than uint8 images.
 
         The sample is either a tensor, which is an input without a target, or a sample
-        of the kind that `load` returns, which `collate` takes. This version reads one
-        image, if the data has uint8 images. Raise UserError for a file that cannot be
-        read.
+        of the kind that `load` returns, which `collate` takes. Raise UserError for a
+        file that cannot be read.
         """
         spec = self.input_spec  # (0, C, H, W) for images
         if spec is None or spec.dim() != 4 or spec.dtype != torch.uint8:
@@ -355,37 +347,31 @@ class BaseDataModule(LightningDataModule):
         self, num: int, split: Literal["train", "test"], groups: Any = None
     ) -> Tensor:
         """Return the indices of a split, int64, for data without a test set. `load` can
-        use it. A fifth of the samples is for "test" and the others are for "train". The
-        choice is the same in every run. With val_split grouped, no group is in both.
-
-        With folds, all indices are returned, because a fold of the training set is the
-        test set. Raise UserError if there are no folds now, but the checkpoint was
-        trained with folds: it has seen samples of this test set.
+        use it. A fifth of the samples is for "test", the others are for "train", the
+        same in every run. With folds, all indices are returned, because a fold of the
+        training set is the test set.
 
         Args:
             num: The number of all samples.
-            groups: The group of each sample, for val_split grouped. The method `groups`
-                then need not be overridden.
+            groups: The group of each sample, for val_split grouped: no group is in
+                both splits. The method `groups` then need not be overridden.
         """
         everything = torch.arange(num)
         if self.fold:
             self.split_groups[split] = groups
             return everything
-        if self.trained_fold:
+        if self.trained_fold:  # the network has seen samples of this test set
             raise UserError(
                 "data.num_folds null: the fold is the only test set of this data",
                 status=2,
             )
         if self.val_split != "grouped":
             order = seeded_order(num, self.test_seed)
-            if split == "test":
-                return order[: num // 5]
-            return order[num // 5 :]
-        groups = as_groups(groups, num, type(self).__name__)
+            return order[: num // 5] if split == "test" else order[num // 5 :]
+        groups = group_numbers(groups, num, type(self).__name__)
         chosen = part_indices("grouped", 0.2, self.test_seed, everything, groups)
-        test, part = divide(everything, chosen)
-        if split == "test":
-            part = test
+        test, train = divide(everything, chosen)
+        part = test if split == "test" else train
         self.split_groups[split] = groups[part]
         return part
 
@@ -411,7 +397,9 @@ class BaseDataModule(LightningDataModule):
         samples = self._load_split("train")
         groups = None
         if self.val_split == "grouped":
-            groups = as_groups(self.groups("train"), len(samples), type(self).__name__)
+            groups = group_numbers(
+                self.groups("train"), len(samples), type(self).__name__
+            )
         classes, groups = split_labels(samples, self.val_split, groups)
         left = torch.arange(len(samples))  # positions that no split has taken yet
         if self.fold:
@@ -491,13 +479,10 @@ class BaseDataModule(LightningDataModule):
         """Load a split, and set `input_spec`. Raise UserError if the split is empty, or
         if it does not fit `image_shape` and `classes`."""
         name = f"the {split} set of {type(self).__name__}"
-        if self._takes_training():
-            loaded = self.load(split, training=training)  # type: ignore[call-arg]
-        else:
-            loaded = self.load(split)
-        collate = None
-        if is_overridden("collate", self, BaseDataModule):
-            collate = self.collate
+        options = {"training": training} if self._takes_training() else {}
+        loaded = self.load(split, **options)
+        has_collate = is_overridden("collate", self, BaseDataModule)
+        collate = self.collate if has_collate else None
         samples = as_samples(loaded, name, collate, self.keeps_float64)
         if not len(samples):
             raise UserError(f"{name} is empty")
@@ -533,7 +518,7 @@ class BaseDataModule(LightningDataModule):
         return {**vars(self), **samples, "training_samples": None, "trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values for a checkpoint. A subclass adds values that it computes
+        """Return the values for a checkpoint. A subclass adds those that it computes
         from the data, such as a mean."""
         state: dict[str, Any] = {
             "shuffle_seed": self.shuffle_seed,
@@ -547,8 +532,8 @@ class BaseDataModule(LightningDataModule):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the values of a checkpoint. Raise UserError if the data has other
-        classes than the checkpoint, or if the test set is another fold."""
+        """Take over the values of a checkpoint, whose classes and fold have to be those
+        of the data."""
         classes = state_dict["classes"]
         if "train" in self.splits and self.classes != classes:
             raise UserError(
@@ -574,8 +559,8 @@ class BaseDataModule(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> NoReturn:
-        """Raise UserError. Lightning's method would build any class that the file
-        names; `lightbase.load` does so only for your files."""
+        """Raise UserError: Lightning's method would build any class that a file names;
+        `lightbase.load` does so only for your files."""
         raise UserError(
             f"lightbase.load({str(checkpoint_path)!r}) gives the module and its data"
         )

@@ -163,7 +163,7 @@ def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tenso
     return classes, groups
 
 
-def as_groups(labels: Any, num: int, name: str) -> Any:
+def group_numbers(labels: Any, num: int, name: str) -> Any:
     """Return a number for the group of each sample, int64 (num,).
 
     Args:

@@ -60,20 +60,17 @@ class PredictionFigures(Callback):
     """Draws pictures for the loggers, with tags that begin with view/. They need a
     BaseDataModule and a BaseModule.
 
-    At the start it draws `inputs/train`: training images as the network gets them.
-    After a validation or the test it draws the predictions, in the way that the
-    module's `task` needs. It keeps the predictions of all samples for this, but only
-    about NUM_MASKS masks, spread over the data set. It also writes metrics without a
-    curve to files.
+    At the start it draws training images as the network gets them. After a validation
+    or the test it draws the predictions, in the way that the module's `task` needs. It
+    keeps the predictions of all samples for this, but only about NUM_MASKS masks,
+    spread over the data set. It also writes metrics without a curve to files.
 
     every_n_epochs: Draw after the validations of each such epoch, and of the last one
         that trainer.max_epochs allows. 0 draws no pictures at all.
     data: The data module, or None if no pictures are drawn.
-    loader: The loader of the evaluation that will be drawn, or None. Of several loaders
-        it is the first one.
-    batches: What is kept of this evaluation. For each batch it is a list: the positions
-        of the samples in the data set, and the tensors of `columns_of`. The list is
-        empty if the batch does not fit the task.
+    loader: The first loader of the evaluation that will be drawn, or None.
+    batches: For each batch of this evaluation, the positions of the samples in the data
+        set, and the tensors of `columns_of`. Empty for a batch that does not fit.
 
     These attributes exist when an evaluation has ended:
     columns: The kept samples of all processes, see `columns_of`.
@@ -89,7 +86,6 @@ class PredictionFigures(Callback):
         self.every_n_epochs = every_n_epochs
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find out whether pictures can be drawn."""
         data = trainer.datamodule
         is_ours = isinstance(data, BaseDataModule) and isinstance(pl_module, BaseModule)
         if is_ours and self.every_n_epochs and has_pictures(trainer):
@@ -97,7 +93,7 @@ class PredictionFigures(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Draw the training images, but not again when a run is resumed."""
-        if self.data and has_images(self.data) and trainer.global_step == 0:
+        if has_images(self.data) and trainer.global_step == 0:
             figure = input_figure(self.data, pl_module)
             log_figure(trainer, "view/inputs/train", figure)
 
@@ -152,9 +148,9 @@ class PredictionFigures(Callback):
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the metrics without a curve. Draw what all processes have kept, if
-        they have kept anything; the first one draws. If a batch does not fit the task,
-        or has samples of another shape, print a line, and draw no more predictions."""
+        """Write the metrics without a curve. In the first process, draw what all have
+        kept. If a batch does not fit the task, or has samples of another shape, print a
+        line, and draw no more predictions."""
         if trainer.sanity_checking:
             return
         stage = trainer.state.stage.dataloader_prefix  # "val" or "test"
@@ -219,9 +215,8 @@ def write_metric_values(trainer: Any, stage: Stage) -> None:
 def has_images(data: Any) -> bool:
     """Return whether the data module gives images: it is a BaseDataModule with an
     `image_shape`, and the inputs are one tensor (N, C, H, W)."""
-    if not isinstance(data, BaseDataModule) or data.input_spec is None:
-        return False
-    return data.image_shape is not None and data.input_spec.dim() == 4
+    spec = getattr(data, "input_spec", None)
+    return spec is not None and spec.dim() == 4 and data.image_shape is not None
 
 
 # The pictures of each task
@@ -248,11 +243,8 @@ def input_figure(data: Any, model: BaseModule) -> Figure:
 
 def multiclass_figures(kept: PredictionFigures) -> dict[str, Figure]:
     """Draw the confusion matrix, and for images also predictions: the worst mistakes
-    first, then the right ones that are the least sure.
-
-    The text above an image has the predicted class and its probability. If the
-    prediction is wrong, a second line has the true class.
-    """
+    first, then the right ones that are the least sure. Above an image stand the
+    predicted class and its probability, and the true class if it is another."""
     true, predicted, shares = kept.columns
     names = class_names(kept.data, int(torch.maximum(true, predicted).max()) + 1)
     counts = confusion(true, predicted, len(names))
@@ -288,8 +280,8 @@ def segmentation_figures(kept: PredictionFigures) -> dict[str, Figure]:
 
 
 def regression_figures(kept: PredictionFigures) -> dict[str, Figure]:
-    """Draw predicted numbers over true numbers, at most NUM_POINTS. A
-    perfect prediction lies on the black line."""
+    """Draw predicted numbers over true numbers. A perfect prediction lies on the black
+    line."""
     true, predicted = (column.flatten() for column in kept.columns)
     rows = spread(len(true), NUM_POINTS)
     figure, axes = new_figure(f"{len(true):,} numbers")
@@ -324,14 +316,11 @@ def new_figure(
 
 
 def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figure:
-    """Draw a confusion matrix.
+    """Draw a confusion matrix, see `confusion`.
 
     The colour of a cell is the square root of its share of the row. So rare mistakes
-    are visible, and a rare class looks like a frequent one. The cells show their counts
-    if there are at most 20 classes. There are no names of more than 100 classes,
-    because they would be too small to read.
-
-    counts: See `confusion`.
+    are visible, and a rare class looks like a frequent one. The names of more than 100
+    classes, and the counts of more than 20, would be too small to read.
     """
     num = len(classes)
     side = min(max(3.5, 0.3 * num), 14)  # inches
@@ -357,9 +346,7 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     texts: A text above each image, or an empty list.
     """
     margin = math.ceil(0.05 * images.shape[3])
-    top = margin
-    if texts:
-        top = math.ceil(0.35 * images.shape[3])
+    top = math.ceil(0.35 * images.shape[3]) if texts else margin
     # one picture: axes for each image would take a second to draw
     tiles = pad(images, (margin, margin, top, margin), value=1.0)
     height, width = tiles.shape[2:]
@@ -370,15 +357,12 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     axes.imshow(grid.permute(1, 2, 0).numpy())
     for i, text in enumerate(texts):
         row, column = divmod(i, NUM_COLUMNS)
-        colour = "black"
-        if "\n" in text:
-            colour = "firebrick"
         axes.text(
             (column + 0.5) * width,
             row * height + top / 2,
             text,
             fontsize=5,
-            color=colour,
+            color="firebrick" if "\n" in text else "black",
             ha="center",
             va="center",
         )
@@ -400,14 +384,9 @@ def overlay(images: Tensor, masks: Tensor) -> Tensor:
 
 
 def displayable(images: Tensor) -> Tensor:
-    """Return the images as float32 (N, 3, H, W) in [0, 1] on the CPU. If they do not
-    have three channels they become grey, by the mean of the channels.
-
-    Each image is scaled, because it may be normalised: its lowest value becomes 0 and
-    its highest value becomes 1.
-
-    images: (N, C, H, W) of any dtype.
-    """
+    """Return images (N, C, H, W) of any dtype as float32 (N, 3, H, W) on the CPU. If
+    they do not have three channels they become grey, by the mean of the channels. Each
+    image is scaled to [0, 1], because it may be normalised."""
     x = images.detach().cpu().float()
     if x.shape[1] != 3:
         x = x.mean(1, keepdim=True).repeat(1, 3, 1, 1)
