@@ -129,7 +129,9 @@ def random_batch(samples: Tensor, size: int) -> Tensor:
     """Return a batch of samples of this shape and dtype. Bytes have all values, other
     numbers are from 0 to 2. So integers are 0 or 1, which are indices of any embedding.
     """
-    high = 256 if samples.dtype == torch.uint8 else 2
+    high = 2
+    if samples.dtype == torch.uint8:
+        high = 256
     return torch.zeros(size, *samples.shape[1:]).uniform_(0, high).to(samples.dtype)
 
 

@@ -315,11 +315,11 @@ def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
     are the array `names`."""
     content = {"names": np.array(names)}
     for name, rows in outputs.items():
-        # NumPy has no bfloat16
-        arrays = [
-            (row.float() if row.dtype == torch.bfloat16 else row).numpy()
-            for row in rows
-        ]
+        arrays = []
+        for row in rows:
+            if row.dtype == torch.bfloat16:  # which NumPy lacks
+                row = row.float()
+            arrays.append(row.numpy())
         try:
             content[name] = np.stack(arrays)
         except ValueError:  # the samples differ in shape

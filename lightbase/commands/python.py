@@ -47,8 +47,7 @@ def load(
     module, data: Objects that take the weights and the state of the checkpoint. Without
         a module, both are built from the config in it. The config names classes, so the
         file has to be in your folder of runs. Data of arrays needs no object.
-    trust: Open a file from anywhere. Use it only for a file that you would run as a
-        program.
+    trust: Open a file from anywhere, which you would also run as a program.
     Raise UserError for a file that is damaged, is somebody else's, or fits other
     classes.
     """
@@ -122,7 +121,6 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     """Return the record of a run of objects, and its data.
 
     parts: "train" is a data module, or samples as "val" and "test" are.
-    Raise UserError for an object that does not fit, or flags that do not.
     """
     data: Any = parts.get("train")
     is_wrong = not isinstance(module, LightningModule) or data is None
@@ -140,7 +138,13 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
         arrays = {"data": class_config(ArrayData()) | {"init_args": {}}}
         names = {*parser_of(arrays["data"]["class_path"]).get_defaults().keys()}
         flags = {f"data.{x}" if x in names else x: flags[x] for x in flags}
-    check_takes_effect(flags, config)
+    ignored = [x for x in flags if x.partition(".")[0] in config and "." in x]
+    if ignored:
+        raise UserError(
+            f"{ignored[0]} has no effect: this part of the run is an object",
+            "give the value where you build the object",
+            2,
+        )
     args, objects = as_arguments({"name": type(module).__name__, **flags})
     line = CommandLine(args)
     restart = find_restart(line)
@@ -159,18 +163,6 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if restart:
         load_restart(restart, spec, module, data)
     return spec, data
-
-
-def check_takes_effect(flags: dict[str, Any], classes: dict[str, Any]) -> None:
-    """Raise UserError for a setting of a part of the run that is an object."""
-    objects = tuple(f"{part}." for part in classes)
-    for name in flags:
-        if name.startswith(objects):
-            raise UserError(
-                f"{name} has no effect: this part of the run is an object",
-                "give the value where you build the object",
-                2,
-            )
 
 
 def class_config(value: object) -> dict[str, Any]:
@@ -208,7 +200,7 @@ CONFUSION = "confusion_matrix"
 
 def evaluated(run: Any, split: str, picture: str = "") -> PredictionFigures:
     """Test a run, or validate it. Return the callback that has the predictions and the
-    pictures. Raise UserError if none of them has a name with `picture`."""
+    pictures. One of them has to have a name with `picture`."""
     kept = PredictionFigures(every_n_epochs=1)
     with python_errors():
         trainer, module, kept.data = open_run(run, [RunFolder(None), kept])
@@ -228,7 +220,6 @@ def pictures(run: Any, split: str = "test") -> dict[str, Figure]:
 
     run: See `lightbase.predict`.
     split: "test" or "val".
-    Raise UserError if there are no such samples, or if the task has no pictures.
     """
     return evaluated(run, split).figures
 

@@ -54,7 +54,7 @@ def split_seeds(args: Sequence[str]) -> tuple[list[int], bool, list[str]]:
 
 def read_seeds(text: str) -> list[int]:
     """Return the seeds that --seeds names: 1 to N for a single number N, or the numbers
-    of a list such as 1,2,3. Raise UserError for other text."""
+    of a list such as 1,2,3."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
@@ -84,12 +84,10 @@ def train_seeds(
     An error ends the run of its seed only. A signal ends all.
 
     root: The folder of all runs.
-    config: The settings that each run has to have.
+    config: The settings that each run has to have, earlier ones of this name, too.
     args: The arguments of train.py.
     has_own_splits: Whether data.split_seed is the seed of each run.
     train: A function that trains a run by the arguments of train.py.
-    Raise UserError if an earlier run of this name has other settings, or if a seed has
-    failed.
     """
     settings = compared_settings(config)
     commands = {}
@@ -124,8 +122,7 @@ def train_seeds(
     spreads = summarize(root / config["name"], seeds, failures)
     if failures:
         raise UserError(
-            f"{len(failures)} of {len(seeds)} seeds failed: "
-            f"{', '.join(map(str, failures))}",
+            f"{len(failures)} of {len(seeds)} seeds failed: {str([*failures])[1:-1]}",
             "the means are of the others only",
         )
     return spreads
@@ -150,14 +147,15 @@ def summarize(
     folder: ROOT/NAME.
     failures: {seed: the first line of the error}. The means are of the other seeds.
     """
-    runs = {}
-    for seed in seeds:
-        if seed not in failures:
-            runs[seed] = read_run(folder, newest_version(folder / f"seed_{seed}"))
+    runs = {
+        seed: read_run(folder, newest_version(folder / f"seed_{seed}"))
+        for seed in seeds
+        if seed not in failures
+    }
     values = numbers_of(runs)
     spreads = {}
-    for metric in values:
-        total = spread([*values[metric].values()], metric)
+    for metric, by_seed in values.items():
+        total = spread([*by_seed.values()], metric)
         say(f"{metric} {total.text('seeds')}")
         spreads[metric] = total._asdict()
     content = {"metrics": spreads, "values": values, "failures": failures}

@@ -25,8 +25,6 @@ def open_or_download(
     """Return a data set of torchvision. If its files are missing, one process downloads
     them. Other processes wait, and torchvision then finds the files.
 
-    Raise UserError if a file is damaged, cannot be read, or cannot be downloaded.
-
     Args:
         source: A class of torchvision.datasets, such as MNIST.
         data_dir: The folder for the download. It is made if it is missing.

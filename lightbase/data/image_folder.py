@@ -32,7 +32,6 @@ SPLITS = {
 }
 """The split that a folder is for, by its name in lower case."""
 
-
 PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 """The splits of a folder that has the classes alone."""
 
@@ -154,7 +153,7 @@ class ImageFolder(BaseDataModule):
     def files(self) -> dict[str, dict[str, list[Path]]]:
         """{split: {class: images, sorted}}. If no folder of classes has a name in
         SPLITS, data_dir has the classes, and each is divided into training and test:
-        see `seeded_part`. Raise UserError if both layouts are possible."""
+        see `seeded_part`."""
         files: dict[str, dict[str, list[Path]]] = {}
         seen: set[Any] = set()
         others = []
@@ -189,8 +188,7 @@ class ImageFolder(BaseDataModule):
 
     @cached_property  # unlike a property, it can be assigned, from a checkpoint
     def classes(self) -> list[str]:  # type: ignore[override]
-        """The names of the classes in the training set, sorted. Raise UserError if it
-        has no image."""
+        """The names of the classes in the training set, sorted."""
         if not self.files.get("train"):
             raise UserError(
                 f"data.data_dir {self.data_dir}: no image in train/CLASS/, nor CLASS/"
@@ -198,13 +196,11 @@ class ImageFolder(BaseDataModule):
         return list(self.files["train"])
 
     def load(self, split: Literal["train", "val", "test"]) -> ImageFiles:
-        """Return the images of a split, class by class. No file is opened yet. Raise
-        UserError for a class that the training set does not have: the network has no
-        output for it."""
+        """Return the images of a split, class by class. No file is opened yet."""
         files: list[Path] = []
         targets: list[int] = []
         for name, images in self.files[split].items():
-            if name not in self.classes:
+            if name not in self.classes:  # the network has no output for it
                 raise UserError(
                     f"data.data_dir {self.data_dir}: {split} has a class that the "
                     f"training had not: {name}"

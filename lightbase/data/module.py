@@ -367,11 +367,13 @@ class BaseDataModule(LightningDataModule):
             )
         if self.val_split != "grouped":
             order = seeded_order(num, self.test_seed)
-            return order[: num // 5] if split == "test" else order[num // 5 :]
+            if split == "test":
+                return order[: num // 5]
+            return order[num // 5 :]
         groups = group_numbers(groups, num, type(self).__name__)
         chosen = part_indices("grouped", 0.2, self.test_seed, everything, groups)
         test, train = divide(everything, chosen)
-        part = test if split == "test" else train
+        part = {"test": test, "train": train}[split]
         self.split_groups[split] = groups[part]
         return part
 
@@ -479,10 +481,13 @@ class BaseDataModule(LightningDataModule):
         """Load a split, and set `input_spec`. Raise UserError if the split is empty, or
         if it does not fit `image_shape` and `classes`."""
         name = f"the {split} set of {type(self).__name__}"
-        options = {"training": training} if self._takes_training() else {}
-        loaded = self.load(split, **options)
-        has_collate = is_overridden("collate", self, BaseDataModule)
-        collate = self.collate if has_collate else None
+        if self._takes_training():
+            loaded = self.load(split, training=training)  # type: ignore[call-arg]
+        else:
+            loaded = self.load(split)
+        collate = None
+        if is_overridden("collate", self, BaseDataModule):
+            collate = self.collate
         samples = as_samples(loaded, name, collate, self.keeps_float64)
         if not len(samples):
             raise UserError(f"{name} is empty")

@@ -89,8 +89,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, as Lightning does before each epoch."""
         if epoch != self.epoch:
-            # `first_batch` is for the earlier epoch. Lightning does not continue that
-            # epoch, for example because `limit_train_batches` had ended it.
+            # `first_batch` is for an epoch that Lightning does not continue, for
+            # example because `limit_train_batches` had ended it
             self.first_batch = 0
         self.epoch = epoch
 

@@ -66,8 +66,7 @@ def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
 
     The sizes of two folds differ by at most one, and so do the numbers of samples of
     each class: the folds are stratified. With the kind "grouped", no group is in two
-    folds, and the folds are as equal as whole groups allow. Raise UserError if there
-    are fewer samples or groups than folds.
+    folds, and the folds are as equal as whole groups allow.
 
     Args:
         kind: The flag data.val_split.
@@ -199,8 +198,8 @@ def check_unchanged(
             since no sample of it is trained.
     """
     changed = [split for split in saved if now.get(split, saved[split]) != saved[split]]
-    if trains and "test" in changed:
-        changed.remove("test")
+    if trains:
+        changed = [split for split in changed if split != "test"]
     if not changed:
         return
     problem = (
@@ -250,24 +249,20 @@ def names_of_files(dataset: Any) -> bytes:
 
 
 def bytes_of(values: Any) -> bytes:
-    """Return the content of tensors for a hash. Floats are rounded to 8 bits: generated
-    data may differ in the last bits on another machine.
-
-    values: Tensors in any structure.
-    """
+    """Return the content of tensors, in any structure, for a hash. Floats are rounded
+    to 8 bits: generated data may differ in the last bits on another machine."""
     content = b""
     for tensor in tensors_in(values):
-        numbers = tensor
         if tensor.is_floating_point():
-            numbers = tensor.bfloat16().float()
-        content += numbers.numpy().tobytes()
+            tensor = tensor.bfloat16().float()
+        content += tensor.numpy().tobytes()
     return content
 
 
 def class_numbers(samples: Samples) -> Tensor | None:
-    """Return the class number of each sample, int64 (N,). Return None if the targets
-    are not one integer for each sample, or if they are unknown. No sample is read:
-    arrays are in memory, and a Dataset may have an attribute `targets`."""
+    """Return the class number of each sample, int64 (N,), or None if the targets are
+    unknown or not one integer for each sample. No sample is read: arrays are in memory,
+    and a Dataset may have an attribute `targets`."""
     try:
         targets = torch.as_tensor(samples.targets)
     except (TypeError, ValueError, RuntimeError):  # they are None, or not numbers

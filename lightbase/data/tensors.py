@@ -52,11 +52,9 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 def to_host(values: Any) -> Any:
-    """Return `values` with all tensors on the CPU. `values` may have any structure.
-
-    `tensor.cpu()` would wait for the GPU once for each tensor. Here the copies are
-    queued, to page-locked memory, and the host waits only once for each GPU.
-    """
+    """Return `values`, of any structure, with all tensors on the CPU. `tensor.cpu()`
+    would wait for the GPU once for each tensor. Here the copies are queued, to
+    page-locked memory, and the host waits only once for each GPU."""
     moved = map_tensors(lambda x: x.to("cpu", non_blocking=x.is_cuda), values)
     for device in {x.device for x in tensors_in(values) if x.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
@@ -116,14 +114,11 @@ def targets_of(batch: Any) -> Any:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
     inputs, targets = batch
-    are_images = is_uint8_image(inputs) and is_uint8_image(targets)
-    if are_images and inputs.shape == targets.shape:
-        return None  # such as two views; masks of this shape have to be int64
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        is_uint8 = inputs.dtype == targets.dtype == torch.uint8
+        if is_uint8 and inputs.shape == targets.shape and inputs.dim() > 3:
+            return None  # such as two views; masks of this shape have to be int64
     return targets
-
-
-def is_uint8_image(part: Any) -> bool:
-    return isinstance(part, Tensor) and part.dtype == torch.uint8 and part.dim() > 3
 
 
 def with_parts(batch: Any, *parts: Any) -> Any:
@@ -165,38 +160,31 @@ def rows_of(values: Any, index: Tensor | None) -> Any:
 
 
 def spread(num: int, count: int) -> Tensor:
-    """Return at most `count` positions from 0 to num - 1, int64, with equal distances.
-    The first `count` samples could all have one class, because data may be sorted by
-    class."""
+    """Return at most `count` positions from 0 to num - 1, int64, with equal distances:
+    the first samples could all have one class, because data may be sorted by class."""
     count = min(num, count)
     return torch.arange(count) * (num - 1) // max(count - 1, 1)
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
     """Return the outputs of a network as float32 for the loss, if they are float16 or
-    bfloat16. In 16 bits a loss would be inexact. float32 and float64 stay."""
+    bfloat16, in which a loss would be inexact. float32 and float64 stay."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def for_network(inputs: Tensor, net: nn.Module) -> Tensor:
     """Return the inputs as float64 if a weight of the network is float64, as with
     precision 64-true. Otherwise they stay as they are; so do integers."""
-    dtypes = {weight.dtype for weight in net.parameters()}
-    if inputs.is_floating_point() and torch.float64 in dtypes:
+    is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
+    if is_double and inputs.is_floating_point():
         return inputs.double()
     return inputs
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
-    """Read an image file. Return uint8 (C, H, W), see `to_tensor`.
-
-    Of several frames or pages the first one is read. Raise UserError with the reason if
-    the file is damaged or not an image. The message does not name the file: the caller
-    does.
-
-    Args:
-        shape: (C, H, W) of the result, where C is 1 or 3.
-    """
+    """Read an image file, of several frames or pages the first one. See `to_tensor`.
+    Raise UserError with the reason, without the name of the file, if it is damaged or
+    not an image."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             return to_tensor(image, shape)
@@ -228,7 +216,7 @@ def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
 
 def as_8_bits(image: Image.Image) -> Image.Image:
     """Return a grey image of 16 bits with 8 bits: Pillow would clip values above 255.
-    Other images stay."""
+    Images of 8 bits stay."""
     if image.mode in ("I", "F"):
         raise UserError("it has numbers of 32 bits: convert it to 8 or 16 bits")
     if not image.mode.startswith("I;16"):

@@ -22,15 +22,15 @@ def to_float(images: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     # faster than images.float() / 255, and just as exact: it reads the bytes only once
     x = images / 255
     if mean:
-        x = x.sub_(mean)
+        x.sub_(mean)
     if std != 1:
-        x = x.div_(std)
+        x.div_(std)
     return x
 
 
 def random_flip(images: Tensor) -> Tensor:
-    """Return the images, each mirrored left to right with probability 1/2. images:
-    (N, C, H, W) of any dtype."""
+    """Return images (N, C, H, W) of any dtype, each mirrored left to right with
+    probability 1/2."""
     return flip_where(torch.rand(len(images), device=images.device) < 0.5, images)
 
 
@@ -80,8 +80,7 @@ def random_crop(
     top, left = torch.randint(2 * padding + 1, (2, len(images)), device=images.device)
     # The position of the first pixel of each crop in the memory of `padded`. From there
     # to its last pixel the crop is one piece of memory, with pixels between its rows
-    # that do not belong to it. The pieces have equal length. Copying a whole piece is
-    # faster than copying the pixels of the crop one by one.
+    # that do not belong to it. To copy a whole piece is faster than pixel by pixel.
     first = image_stride * torch.arange(len(images), device=images.device)
     first = first + strides[1] * top + strides[2] * left
     sizes = zip(images.shape[1:], strides, strict=True)

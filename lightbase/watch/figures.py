@@ -346,7 +346,9 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     texts: A text above each image, or an empty list.
     """
     margin = math.ceil(0.05 * images.shape[3])
-    top = math.ceil(0.35 * images.shape[3]) if texts else margin
+    top = margin
+    if texts:
+        top = math.ceil(0.35 * images.shape[3])
     # one picture: axes for each image would take a second to draw
     tiles = pad(images, (margin, margin, top, margin), value=1.0)
     height, width = tiles.shape[2:]
@@ -357,12 +359,15 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     axes.imshow(grid.permute(1, 2, 0).numpy())
     for i, text in enumerate(texts):
         row, column = divmod(i, NUM_COLUMNS)
+        colour = "black"
+        if "\n" in text:
+            colour = "firebrick"
         axes.text(
             (column + 0.5) * width,
             row * height + top / 2,
             text,
             fontsize=5,
-            color="firebrick" if "\n" in text else "black",
+            color=colour,
             ha="center",
             va="center",
         )
