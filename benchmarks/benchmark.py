@@ -71,12 +71,9 @@ class SingleImages(Dataset[Any]):
 
 
 class StepClock(Callback):
-    """Measures the time from the end of the first step of an epoch, which contains the
-    costs of a start, to the end of the last step. A loop by hand calls `mark` after
-    each step. In a run this object is a callback.
-
-    times: The times after the first and after the last step, in seconds.
-    """
+    """Notes the times, in seconds, after the first step of an epoch, which contains the
+    costs of a start, and after the last one. A loop by hand calls `mark` after each
+    step. In a run this object is a callback."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -95,23 +92,17 @@ class StepClock(Callback):
 
 def load(part: str, num_steps: int, root: str) -> Any:
     """Return the record, the model and the data of a shipped YAML, with generated
-    images in place of its data."""
+    images in place of its data, all of which train."""
     config, image_shape = EXPERIMENTS[part]
-    return parse(
-        [
-            f"--config={CONFIGS / config}",
-            "--data=project.data.synthetic.SyntheticImages",
-            f"--data.image_shape={image_shape}",
-            f"--data.num_train={BATCH_SIZE * num_steps}",
-            f"--data.num_test={BATCH_SIZE}",
-            "--data.val_fraction=0",  # all generated images train
-            f"--trainer.default_root_dir={root}",
-            "--trainer.max_epochs=1",
-            "--trainer.limit_val_batches=0",
-            "--trainer.limit_test_batches=0",
-            "--trainer.enable_progress_bar=true",
-        ]
+    flags = (
+        "--data=project.data.synthetic.SyntheticImages --data.val_fraction=0 "
+        f"--data.image_shape={image_shape} --data.num_train={BATCH_SIZE * num_steps} "
+        f"--data.num_test={BATCH_SIZE} --trainer.max_epochs=1 "
+        "--trainer.limit_val_batches=0 --trainer.limit_test_batches=0 "
+        "--trainer.enable_progress_bar=true"
     )
+    paths = [f"--config={CONFIGS / config}", f"--trainer.default_root_dir={root}"]
+    return parse([*paths, *flags.split()])
 
 
 def tutorial(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
@@ -144,11 +135,7 @@ def train_by_hand(
     **options: Any,
 ) -> None:
     """Train the network for one epoch, with the optimizer and the learning rate of the
-    model.
-
-    batches: Pairs of inputs and class numbers, on any device.
-    options: Further arguments of the optimizer.
-    """
+    model. options: Further arguments of the optimizer."""
     net = model.net.to(device(), memory_format=layout)
     kind = getattr(torch.optim, model.optimizer)
     optimizer = kind(net.parameters(), lr=model.lr, **options)

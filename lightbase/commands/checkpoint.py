@@ -42,7 +42,7 @@ def trainer_of(
     spec: RunSpec, model: LightningModule, callbacks: Sequence[Callback]
 ) -> Iterator[Any]:
     """Yield a Trainer for a test or a prediction, without logger and checkpoints, with
-    the run's flags, --num_threads among them. A progress bar is added."""
+    the run's flags, and a progress bar."""
     register_strategies()
     callbacks = [*callbacks, *progress_bar(spec)]
     trainer = make_trainer(
@@ -54,11 +54,7 @@ def trainer_of(
 
 def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
     """Return a Trainer for a run that is opened in Python, in the precision and on the
-    device of the run, and its module and data.
-
-    run: A name or a path is opened as the scripts do. A Result or a module has the data
-        of its training. A pair (module, data) may have been loaded.
-    """
+    device of the run, and its module and data. run: See `lightbase.predict`."""
     quiet_lightning()
     data: Any = None
     options: dict[str, Any] = {}
@@ -102,15 +98,11 @@ class Result(dict[str, Any]):
     def __init__(self, values: dict[str, Any], module: LightningModule) -> None:
         super().__init__(values)
         self.module = module
-        self.folder: Path | None = None
-        self.best_epoch: int | None = None
         recorder = recorder_of(module.trainer)
         self.epochs = recorder.history
-        if recorder.run:
-            self.folder = recorder.run.folder
+        self.folder: Path | None = recorder.run and recorder.run.folder
         best = best_callback(module.trainer)
-        if best:
-            self.best_epoch = best.best_epoch or None
+        self.best_epoch: int | None = getattr(best, "best_epoch", None) or None
 
     @property
     def metrics(self) -> dict[str, float]:

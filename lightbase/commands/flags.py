@@ -63,9 +63,7 @@ def train_flags(args: Args = None) -> Sequence[str]:
 
 
 def help_of_train() -> str:
-    """Return help/train.txt, with the YAML files and the classes of the project filled
-    in. The names are read from the source code, because an import would import torch.
-    """
+    """Return help/train.txt, with the YAML files and the classes of the project."""
     default = "Give --config FILE, or --model CLASS and --data CLASS."
     if PROJECT.default_config.is_file():
         default = "Without flags the experiment is\nconfigs/default.yaml."
@@ -161,10 +159,7 @@ def export_flags(args: Args = None) -> Namespace:
 def with_checkpoint(parser: Parser, args: Args) -> Namespace:
     """Return the options of a command that opens a checkpoint. `ckpt_path` is the path
     of the file. `others` are --config and the flags of `PASSED_ON`, which replace
-    settings of the run.
-
-    Raise UserError for an unknown flag, a wrong value or a missing checkpoint.
-    """
+    settings of the run."""
     add = parser.add_argument
     add(
         "--ckpt_path",
@@ -196,10 +191,8 @@ def with_checkpoint(parser: Parser, args: Args) -> Namespace:
             add(flag, dest=flag, action="append", nargs="?", const="true")
     options = parser.parse_intermixed_args(args)
     values = vars(options)
-    others = [
-        f"{x}={value}" for x in values if x.startswith("--") for value in values[x]
-    ]
-    options.others = others
+    flags = [name for name in values if name.startswith("--")]
+    options.others = [f"{name}={value}" for name in flags for value in values[name]]
     root = values.get("--trainer.default_root_dir", [PROJECT.logs])[-1]
     options.ckpt_path = checkpoint_file(options.ckpt_path, Path(root))
     return options
@@ -213,7 +206,6 @@ def checkpoint_file(text: str, logs: Path) -> Path:
         the folder of a run, is the best.ckpt of this run, or its last.ckpt if it has no
         other. NAME is that of its newest run.
     logs: The folder of all runs.
-    Raise UserError if there is no such file.
     """
     path = PROJECT.found(text)
     if text in ("last", "best"):
@@ -241,12 +233,10 @@ def checkpoint_file(text: str, logs: Path) -> Path:
 
 
 def output_file(text: str, endings: Sequence[str] = ()) -> Path:
-    """Return the path of a file that a command will write. argparse calls this function
-    with the text of a flag.
+    """Return the path of a file that a command will write, in a folder that exists.
 
     endings: The endings that are allowed, such as ".csv"; "" for a folder. Without
         endings, all are.
-    Raise ArgumentTypeError for another ending, or if the folder does not exist.
     """
     path = Path(text)
     if not path.parent.is_dir():

@@ -1,7 +1,6 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
-Read `run` first, then `Sweep.train_trials`: it shows how several processes share the
-trials, and how an interrupted trial continues. `study.journal` in the sweep's folder is
+Read `run` and `Sweep.train_trials` first. `study.journal` in the sweep's folder is
 Optuna's file of settings, trials and results.
 
 Folds share most of their training samples. So their range is printed, and no standard
@@ -74,8 +73,7 @@ REPEATS = ["data.fold", "seed_everything"]
 
 
 def run(options: Namespace) -> Study:
-    """Train the trials, print the results, and return the study. The same command
-    continues an interrupted sweep."""
+    """Train the trials, print the results, and return the study."""
     quiet_lightning()
     sweep = begin(options)
     folder = relative_to_cwd(sweep.folder)
@@ -131,12 +129,9 @@ class Sweep:
     with_test: bool
 
     def train_trials(self) -> Iterator[FrozenTrial]:
-        """Train trials until all have ended. Yield each trial that this process has
-        trained.
-
-        The first round leaves out trials that other processes train. The second waits
-        for them, and continues a trial whose process has died.
-        """
+        """Yield each trial that this process trains, until all have ended. The first
+        round leaves out trials that other processes train. The second waits for them,
+        and continues a trial whose process has died."""
         for waits in (False, True):
             for number in range(self.num_trials):
                 folder = self.folder / name_of(number)
@@ -163,9 +158,8 @@ class Sweep:
         return self.study.trials[number]
 
     def choose_trial(self, number: int) -> FrozenTrial:
-        """Return a running trial with its values. They follow from the seed, the number
-        and the results of the finished trials, so an interrupted sweep of one process
-        chooses the same values as another."""
+        """Return a running trial. Its values follow from the seed, the number and the
+        results of the finished trials, in an interrupted sweep, too."""
         seed = self.study.user_attrs["settings"]["seed_everything"]
         seeds = SeedSequence([seed, number]).generate_state(1)
         sampler = optuna.samplers.TPESampler(seed=int(seeds[0]))
@@ -177,12 +171,9 @@ class Sweep:
         return study.trials[-1]
 
     def train_trial(self, trial: FrozenTrial) -> None:
-        """Train a trial, or continue it, and tell the study how it ended. Its output
-        goes to output.txt.
-
-        An error ends the trial only. A signal or an error of the disk ends the sweep,
-        and the trial counts as running.
-        """
+        """Train a trial, or continue it, and tell the study how it ended. An error ends
+        the trial only. A signal or an error of the disk ends the sweep, and the trial
+        counts as running."""
         name = name_of(trial.number)
         run = self.folder / name / "version_0"
         with (
@@ -310,11 +301,8 @@ def print_folds(sweep: Sweep, trials: list[FrozenTrial]) -> None:
 
 def show_best(sweep: Sweep) -> None:
     """Print the means over folds or seeds, the flags of the best setting, and the
-    commands that test its runs.
-
-    A setting is the values of the flags that are not in `REPEATS`. Of equal means, the
-    one with the smaller deviation is the best. A setting with a failed trial cannot be
-    the best: the others may have been lucky.
+    commands that test its runs. Of equal means, the one with the smaller deviation is
+    the best. A setting with a failed trial cannot be: the others may have been lucky.
     """
     settings: dict[str, list[FrozenTrial]] = {}
     for trial in sweep.study.trials:
@@ -345,8 +333,8 @@ def as_mean(
     sweep: Sweep, trials: list[FrozenTrial], num_repeats: int
 ) -> dict[Any, Any]:
     """Return the values of a setting, the mean and the standard deviation (divisor n -
-    1) of the monitored metric over its finished trials, and the 95 % confidence
-    interval of the mean, which would be too narrow for folds.
+    1) of the monitored metric over its finished trials, and unless they are folds the
+    95 % confidence interval of the mean.
 
     num_repeats: The number of trials of a whole setting.
     """
@@ -462,7 +450,7 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
     """Return the test metrics over the samples of all folds, each tested by the best
     checkpoint of its fold. A metric such as F1 is computed from all predictions.
 
-    root: The folder of all runs. folders: The folder of each run.
+    root, folders: The folder of all runs, and that of each run.
     """
     pool = Pool()
     for folder in folders:

@@ -31,8 +31,6 @@ PACKAGES = re.compile(
     r"<|.*[/\\](?:(?:site|dist)-packages[/\\]|lib/python3[.\d]*/|Python3\d+\\Lib\\)"
 )
 """Beginnings of files of Python and of installed packages."""
-"""The path of a file whose code is not the user's: it belongs to Python, to an
-installed package, to this library or to a script."""
 
 
 class UserError(Exception):
@@ -75,8 +73,7 @@ def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
 def first_line(error: Exception) -> str:
     """Return the first line of the message, or the name of the class if there is no
     message."""
-    message = str(error).strip() or type(error).__name__
-    return message.splitlines()[0].strip()
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
 
 
 def is_users(filename: str) -> bool:
@@ -104,12 +101,8 @@ def own_line(error: BaseException | None) -> str:
 
 
 def imported(argument: str, path: str) -> Any:
-    """Return the object at an import path, such as torch.optim.SGD.
-
-    argument: The argument that has this path, for the message.
-
-    Raise UserError if there is no such object.
-    """
+    """Return the object at an import path, such as torch.optim.SGD. argument: The
+    argument that has this path, for the message."""
     try:
         # without the colon, an error within the module would be lost
         return pkgutil.resolve_name(":".join(path.rsplit(".", 1)))
@@ -125,11 +118,7 @@ def imported(argument: str, path: str) -> Any:
 def rank() -> int:
     """Return 0 in the first process, and a number above 0 in the others. It is read
     from the environment, so it is known before there is a Trainer."""
-    for name in RANK_VARIABLES:
-        number = int(os.environ.get(name, "0"))
-        if number:
-            return number
-    return 0
+    return max(int(os.environ.get(name, "0")) for name in RANK_VARIABLES)
 
 
 def say(text: str) -> None:

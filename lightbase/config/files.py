@@ -24,9 +24,7 @@ def write_whole(
 ) -> None:
     """Write a file completely or not at all: an earlier file survives a full disk or a
     crash. The content goes to .NAME.part in the same folder, which is then renamed.
-
-    Raise UserError, with this way out, if the file cannot be written.
-    """
+    Raise UserError, with this way out, if the file cannot be written."""
     if isinstance(content, str):
         content = content.encode()
     # always the same name, so that the next write replaces what a crash has left
@@ -49,13 +47,11 @@ def write_whole(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a run. Raise UserError if it cannot be
-    read."""
+    """Return the content of a JSON file of a run."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    return content
 
 
 def json_text(values: dict[str, Any], indent: int | None = None) -> str:

@@ -1,9 +1,6 @@
 """Errors of other packages, and what to do about them: the only file that reads the
-messages of torch, Lightning and Python.
-
-`KNOWN` is the table. `lines_of` returns what `lightbase.commands.script.short_errors`
-prints for an error. Like errors.py, this file is imported before torch, so the table
-has the names of classes.
+messages of torch, Lightning and Python. Like errors.py, it is imported before torch, so
+the table `KNOWN` has the names of classes.
 """
 
 import contextlib
@@ -215,12 +212,10 @@ def known(error: BaseException) -> tuple[str, Known] | None:
 
 
 def lines_of(error: Exception) -> tuple[list[str], int]:
-    """Return the lines to print for an error of another package, and the exit status.
-
-    The lines are the problem, the last line of the user's code, the notes, and the way
-    out. There are none for an error in the user's code that is not in the table: its
-    traceback says more.
-    """
+    """Return the lines to print for an error of another package, and the exit status:
+    the problem, the last line of the user's code, the notes, and the way out. There are
+    none for an error in the user's code that is not in the table: its traceback says
+    more."""
     found = known(error)
     place = own_line(error)
     notes = getattr(error, "__notes__", [])
@@ -236,10 +231,8 @@ def lines_of(error: Exception) -> tuple[list[str], int]:
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
-    """Within this context, add a note to each error that is not a UserError.
-
-    text: The note; "" adds none.
-    """
+    """Within this context, add a note, unless it is "", to each error that is not a
+    UserError."""
     try:
         yield
     except UserError:

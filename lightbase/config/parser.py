@@ -1,12 +1,8 @@
 """The parser of a run's settings, and what it says about a wrong one.
 
-Read `make_parser` first, which adds the arguments. `FLAGS` has the flags of train.py
-that are not arguments of the Trainer, the model or the data. `TRAINER_TYPES` replaces
-types of Lightning that accept wrong values, or that may read 1 as 1.0.
-
-`explain_mistake` turns a message of jsonargparse, an indented tree of up to fifty lines
-with an error for each type that an argument allows, into one line: the key, the value
-and the reason, with a proposal. test_cli.py tests it with real commands.
+Read `make_parser` first, which adds the arguments. `explain_mistake` turns a message of
+jsonargparse, an indented tree of up to fifty lines with an error for each type that an
+argument allows, into one line. test_cli.py tests it with real commands.
 """
 
 import inspect
@@ -64,7 +60,8 @@ FLAGS = [
     ("step_timer", bool | Literal["table"], True),
     ("figures_every_n_epochs", NonNegativeInt, 5),
 ]
-"""Name, type and default of the flags of train.py that are not Lightning's."""
+"""Name, type and default of the flags of train.py that are not arguments of the
+Trainer, the model or the data."""
 
 TRAINER_DEFAULTS = {
     "trainer.max_epochs": 10,
@@ -105,29 +102,18 @@ LOGGER_TYPES = {
     "default_hp_metric": bool | None,
 }
 
-# "l1_unstructured" cannot be dumped as Lightning's Callable | str
-PRUNING_TYPES = {"pruning_fn": str}
-
-
-def types_for(class_type: type) -> dict[str, Any]:
-    """Return {argument: type} for the arguments of a class whose declared types are
-    replaced. The dict is empty for most classes.
-
-    class_type: The Trainer, a callback, a logger, or any other class.
-    """
-    if class_type is Trainer:
-        return TRAINER_TYPES
-    if class_type is ModelPruning:
-        return PRUNING_TYPES
-    if issubclass(class_type, Logger):
-        return LOGGER_TYPES
-    return {}
+REPLACED_TYPES = {
+    Trainer: TRAINER_TYPES,
+    Logger: LOGGER_TYPES,
+    # "l1_unstructured" cannot be dumped as Lightning's Callable | str
+    ModelPruning: {"pruning_fn": str},
+}
+"""{class or base class: {argument: type in place of the declared one}}"""
 
 
 def absolute(text: str) -> Path:
     """Return an absolute path, so that a saved config means the same in any working
-    folder. A relative path starts at the working folder. Raises ValueError for an empty
-    text."""
+    folder."""
     if not text:
         raise ValueError("no path is given")
     return Path(text).absolute()
@@ -135,7 +121,7 @@ def absolute(text: str) -> Path:
 
 def as_tensor(values: Any) -> Tensor:
     """Return a list of numbers, or nested lists of one length, as a tensor, for an
-    argument such as the class weights of a loss. Raises ValueError for other values."""
+    argument such as the class weights of a loss."""
     if not isinstance(values, list):
         raise ValueError("give a list of numbers, such as [1,1,5]")
     return torch.tensor(values, dtype=torch.float32)
@@ -143,15 +129,13 @@ def as_tensor(values: Any) -> Tensor:
 
 class Parser(LightningArgumentParser):
     """LightningArgumentParser with errors of two lines, and with the types of
-    `types_for` in place of declared types.
+    `REPLACED_TYPES`.
 
     A bare class name of the user's package, such as MLP, counts as its import path.
-    Relative paths become absolute.
+    jsonargparse also makes parsers of this class, for a class inside the settings.
 
-    options: Arguments of LightningArgumentParser. `__init__` replaces some of them.
-        jsonargparse also makes parsers of this class, for a class inside the settings.
-    parsed: The settings that are parsed so far, for the message about an unknown flag:
-        it proposes arguments of the classes that these settings name.
+    parsed: The settings that are parsed so far. The message about an unknown flag
+        proposes arguments of the classes that they name.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -170,13 +154,15 @@ class Parser(LightningArgumentParser):
     def add_class_arguments(
         self, class_type: type, nested_key: str | None = None, **options: Any
     ) -> list[str]:
-        """Add the arguments of a class, with the types of `types_for`. Return their
-        names. jsonargparse calls this for the Trainer and for each class in the
-        settings, such as a logger.
+        """Add the arguments of a class, and return their names. jsonargparse calls this
+        for the Trainer and for each class in the settings, such as a logger.
 
         nested_key: The name before each argument, such as "trainer"; None for no name.
         """
-        types = types_for(class_type)
+        types: dict[str, Any] = {}
+        for base, replaced in REPLACED_TYPES.items():
+            if issubclass(class_type, base):
+                types = replaced
         names = sorted(types.keys() & inspect.signature(class_type).parameters.keys())
         options["skip"] = {*(options.get("skip") or ()), *names}
         added = super().add_class_arguments(class_type, nested_key, **options)
@@ -204,11 +190,9 @@ class Parser(LightningArgumentParser):
         """Raise UserError with one line for a mistake, and the way to the help, or the
         line of the user's file whose import has failed.
 
-        message: The text of jsonargparse, which may have many lines.
         ex: The exception that has this message, or None.
         """
-        if not self.exit_on_error:  # for a class inside the settings: the outer parser
-            # reports it
+        if not self.exit_on_error:  # the outer parser reports it
             super().error(message, ex)
         problem = explain_mistake(message, self, self.parsed)
         raise UserError(problem, own_line(ex) or SEE_HELP, 2) from ex
@@ -218,13 +202,12 @@ def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
     """Return a parser of all settings of a run.
 
     The names of the settings are flags, such as --trainer.max_epochs, and keys of a
-    config file. A flag of a bool may stand alone, without a value: it means true. The
-    parser has no default for `data`; `read_spec` in spec.py reports its absence.
+    config file. The flag of a bool may stand alone: it means true. The parser has no
+    default for `data`; `read_spec` in spec.py reports its absence.
 
     default_model: The import path of the model's class if no setting names one. None:
         the model is a Python object, and the parser takes a dict for it.
-    builds_data: Whether the data is built from settings. If it is a Python object, the
-        parser takes a dict for it, too.
+    builds_data: Whether the data is built from settings. If not, it is an object, too.
     """
     parser = Parser()
     for name, kind, default in FLAGS:
@@ -249,11 +232,7 @@ def make_parser(default_model: str | None, builds_data: bool = True) -> Parser:
 
 
 def parser_of(class_path: str) -> ArgumentParser:
-    """Return a parser of the arguments of a class or function, with their defaults. It
-    imports the class.
-
-    class_path: The import path of the class or function.
-    """
+    """Return a parser of the arguments of a class or function, with their defaults."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     module, _, name = class_path.rpartition(".")
     # the colon: torchvision.models.alexnet is a function and a module
@@ -331,8 +310,7 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
     characters, with a proposal if a similar name exists.
 
-    message: The text of the error.
-    parser: The parser that has raised it. Its keys are proposed.
+    parser: The parser that has raised the error. Its keys are proposed.
     config: The settings that were parsed before the error. The arguments of their
         classes are proposed, too.
     """
@@ -347,7 +325,7 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
             "model.net": config.get("model.init_args.net.class_path"),
             "model": config.get("model.class_path"),
         }
-        return f"unknown argument {word}{meant(word, parser, classes)}"
+        return f"unknown argument {word}{proposal(word, parser, classes)}"
     key, class_path, reason = deepest_reason(message)
     if class_path.endswith("MetricCollection") and key.endswith("metrics"):
         return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
@@ -356,7 +334,7 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
         unknown = ".".join(filter(None, [key, *option.groups()]))
         for word in HINTS.keys() & unknown.split("."):
             return f"{unknown}: {HINTS[word]}"
-        near = meant(unknown, parser, {key: class_path})
+        near = proposal(unknown, parser, {key: class_path})
         return f"unknown key {unknown}{near or BASE_ARGUMENTS * bool(class_path)}"
     reason = in_plain_words(reason, class_path, key)
     if reason == BESIDE and "Got value: None" in message:
@@ -375,9 +353,8 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
 
 
 def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
-    """Return the reason in words that users know, with a proposal if there is one.
-
-    The words of Python's typing become words of YAML: None is null, for example.
+    """Return the reason in words that users know, with a proposal if there is one. The
+    words of Python's typing become words of YAML: None is null, for example.
 
     reason: One line of jsonargparse.
     class_path: The class that the error is about, or "".
@@ -400,11 +377,10 @@ def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
     return reason
 
 
-def meant(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:
+def proposal(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:
     """Return a proposal such as `; did you mean --model.lr?` for a setting that does
-    not exist, or "" if none is similar.
-
-    Only the last words are compared, so that --lr and --learning_rate find --model.lr.
+    not exist, or "" if none is similar. Only the last words are compared, so that --lr
+    and --learning_rate find --model.lr.
 
     name: The name as it was typed, with or without dashes.
     parser: Its keys are proposed.
@@ -430,8 +406,8 @@ def deepest_reason(message: str) -> tuple[str, str, str]:
     """Return the key, the class path at this key, and the error itself, each "" if the
     message does not have it.
 
-    The most indented error says most, because it is closest to the wrong value. Errors
-    with the same indent belong to the types of a union, and are joined with "or".
+    The most indented error is closest to the wrong value. Errors with the same indent
+    belong to the types of a union, and are joined with "or".
 
     message: An indented tree. A line names a key, or a class, or an error.
     """

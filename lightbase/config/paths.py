@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass
 class Project:
-    """The folders and names of the user's repository.
+    """The user's repository.
 
     default_model: The import path of the LightningModule that a command trains if it
         names none.

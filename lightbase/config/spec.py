@@ -63,9 +63,6 @@ class CommandLine:
         the classes decide which further flags there are.
     file_settings: The settings of all config files by the names of flags. A later file
         counts before an earlier one.
-
-    Raises UserError for a config file that is missing or not valid, and for a flag of
-    `first_parser` without a value.
     """
 
     def __init__(self, args: Sequence[str]) -> None:
@@ -110,8 +107,7 @@ class CommandLine:
 
 
 def default_experiment() -> Path:
-    """Return the path of configs/default.yaml. Raises UserError if the file does not
-    exist."""
+    """Return the path of configs/default.yaml, which has to exist."""
     if not PROJECT.default_config.is_file():
         raise UserError(
             "configs/default.yaml does not exist: a command has to name its experiment",
@@ -149,10 +145,7 @@ class RunSpec:
 
 def new_spec(line: CommandLine) -> RunSpec:
     """Return the record of a new run, from the config files and the flags of a command.
-
-    Types are checked later, by `validate`: the data may still fill in values. Raises
-    UserError for an unknown setting, or if data or an experiment is missing.
-    """
+    Types are checked later, by `validate`: the data may still fill in values."""
     contents = list(line.configs.values())
     if not line.names_experiment:
         contents = [read_config(default_experiment())]
@@ -173,7 +166,10 @@ def read_spec(
     model: The class of the model, see `make_parser`.
     is_complete: See `RunSpec`.
     """
-    find_users_modules()
+    # imports find the user's modules there, as with `python -m`
+    for folder in (str(PROJECT.root), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     if model:
         imported("model", model)
     # the config of a Python object has its class only
@@ -209,14 +205,6 @@ def read_spec(
     return spec
 
 
-def find_users_modules() -> None:
-    """Let imports find modules in the user's repository and in the working folder, as
-    `python -m` does."""
-    for folder in (str(PROJECT.root), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-
-
 def with_defaults(parser: Parser, settings: Any) -> Namespace:
     """Return settings with the defaults of all others, in a form that YAML and
     checkpoints can hold: PositiveInt and similar types become plain numbers. Parsing
@@ -231,10 +219,7 @@ def with_defaults(parser: Parser, settings: Any) -> Namespace:
 
 def validate(spec: RunSpec, config: Namespace) -> None:
     """Raise UserError if a value does not fit the type of its argument. None has to
-    fit, too: by default jsonargparse would accept `model.lr: null`.
-
-    config: All settings of the run, or a part of them.
-    """
+    fit, too: by default jsonargparse would accept `model.lr: null`."""
     try:
         with none_has_to_fit():
             spec.parser.validate(config, skip_required=True)
@@ -265,9 +250,8 @@ def drop_objects(config: Any) -> None:
 
 
 def as_yaml(spec: RunSpec) -> str:
-    """Return the settings as YAML text, as config.yaml and checkpoints have them. The
-    text describes the run, not the command: `SWITCHES` are left out, and ckpt_path is
-    null."""
+    """Return the settings as config.yaml and checkpoints have them. They describe the
+    run, not the command: `SWITCHES` are left out, and ckpt_path is null."""
     to_repeat = spec.config.clone()
     to_repeat.ckpt_path = None
     for key in SWITCHES:
@@ -280,10 +264,8 @@ def as_values(spec: RunSpec) -> dict[str, Any]:
 
 
 def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
-    """Return the saved settings as plain values. Raise UserError if a setting changes
-    when they are read again: neither a resume nor a test could repeat such a run.
-
-    text: The result of `as_yaml`.
+    """Return the settings of `as_yaml` as plain values. Raise UserError if a setting
+    changes when it is read again: neither a resume nor a test could repeat such a run.
     """
     plain = yaml.safe_load(text)
     config = with_defaults(spec.parser, copy.deepcopy(plain))
@@ -322,8 +304,7 @@ def as_plain(value: Any) -> Any:
         return [as_plain(part) for part in value]
     if value is None or type(value) is Tensor:
         return value
-    for kind in (bool, int, float):
-        # jsonargparse's PositiveInt, for instance, is an int
+    for kind in (bool, int, float):  # which jsonargparse's PositiveInt, too, is
         if isinstance(value, kind):
             return kind(value)
     return str(value)
@@ -332,8 +313,6 @@ def as_plain(value: Any) -> Any:
 def as_list(value: Any) -> list[Any]:
     """Return a list unchanged, None as an empty list, and any other value as a list of
     one."""
-    if value is None:
-        return []
     if isinstance(value, list):
         return value
-    return [value]
+    return [x for x in [value] if x is not None]

@@ -26,8 +26,7 @@ SCALARS = {
 }
 """Text and numbers that YAML 1.1 would read as something else."""
 
-CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
-"""The name of a class at the top level of a file."""
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)  # at the top level of a file
 
 IMPORT_PATH_KEYS = ("class_path", "optimizer", "scheduler")
 """Keys of a config whose text may be an import path."""
@@ -75,10 +74,7 @@ HIGHER_IS_BETTER = re.compile(
 
 def read_numbers_as_flags(loader: Any) -> None:
     """Let a loader of PyYAML read 1e3 as a number, and 042, 12:30:45 and dates as text.
-    For a setting with the type int the parser makes 42 of 042, as in a flag.
-
-    In YAML 1.1, 1e3 is text, 042 is 34, and 12:30:45 is 45045 in base 60.
-    """
+    In YAML 1.1, 1e3 is text, 042 is 34, and 12:30:45 is 45045 in base 60."""
     pairs = [
         (f"tag:yaml.org,2002:{kind}", re.compile(pattern))
         for kind, pattern in SCALARS.items()
@@ -95,15 +91,12 @@ class ConfigLoader(yaml.SafeLoader):
     first value without a message. See `read_numbers_as_flags`."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Return a mapping as a node of YAML. Raises MarkedYAMLError for a key that
-        occurs twice."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
             if key.value in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
-                )
+                problem = f"duplicate key {key.value!r}"
+                raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
             keys.add(key.value)
         return node
 
@@ -112,12 +105,8 @@ read_numbers_as_flags(ConfigLoader)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of a config file, with today's import paths and without the
-    setting `REMOVED`.
-
-    Types of values are not checked here, and keys need not exist: the parser does this.
-    Raises UserError for a file that is missing, unreadable, empty or not a mapping.
-    """
+    """Return the content of a config file, a mapping, with today's import paths and
+    without the setting `REMOVED`. The parser checks keys and types of values."""
     try:
         content = yaml.load(path.read_text("utf-8"), ConfigLoader)
     except OSError as error:
@@ -132,9 +121,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"config {path} has to hold keys with values", EXAMPLE, 2)
     if not isinstance(content.get("trainer", {}), dict):  # jsonargparse would take it
-        raise UserError(
-            f"config {path}: trainer has to hold keys with values", EXAMPLE, 2
-        )
+        problem = f"config {path}: trainer has to hold keys with values"
+        raise UserError(problem, EXAMPLE, 2)
     content.pop(REMOVED, None)
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
@@ -144,8 +132,7 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
     user has renamed the package since, or if a class has moved since the run.
 
     package: The name of the user's package when the config was written.
-    key: The key of `config`, which is one value of a larger config. Only the values of
-        `IMPORT_PATH_KEYS` can be import paths.
+    key: The key of `config` if that is one value of a larger config.
     """
     if isinstance(config, dict):
         return {
@@ -174,8 +161,8 @@ def config_files(folder: Path) -> dict[str, str]:
 
 
 def users_classes() -> list[str]:
-    """Return the import path of each class in the user's package. No file is imported.
-    Classes inside other classes or functions are left out."""
+    """Return the import path of each class at the top level of a file of the user's
+    package. No file is imported."""
     classes = []
     for file in sorted((PROJECT.root / PROJECT.package).rglob("*.py")):
         path = file.relative_to(PROJECT.root).with_suffix("")
@@ -186,11 +173,9 @@ def users_classes() -> list[str]:
 
 
 def path_of_class(name: str) -> str:
-    """Return the import path for the bare name of a class, such as "MLP".
-
-    The class has to be in the user's package, and no other class there may have this
-    name, or it is a public name of the library. Any other text is returned unchanged.
-    """
+    """Return the import path for the bare name of a class, such as "MLP": of the only
+    class of this name in the user's package, or of a public name of the library. Any
+    other text is returned unchanged."""
     if name[:1].isupper():
         paths = [path for path in users_classes() if path.endswith(f".{name}")]
         if len(paths) == 1:

@@ -1,7 +1,5 @@
-"""The 95 % intervals of the metrics of a test, for evaluate.py --report.
-
-Read `intervals` first: each metric is computed again without each part of the samples
-(`values_without_parts`), and `interval` makes an interval of these values.
+"""The 95 % intervals of the metrics of a test, for evaluate.py --report: each metric is
+computed again without each part of the samples.
 """
 
 import copy
@@ -46,9 +44,8 @@ def intervals(
 
     They follow from the standard error of the jackknife, which leaves out one sample or
     group after the other (Efron and Stein, "The jackknife estimate of variance", 1981).
-    The interval of the loss is NaN if the criterion does not take what test_step gives
-    to `track`. Metrics that see each batch, and calibration errors, which are biased,
-    have no interval.
+    The interval of a loss that does not take what test_step gives to `track` is NaN.
+    Metrics that see each batch, and calibration errors, which are biased, have none.
 
     outputs, targets: All samples of the test, on the CPU.
     support: How many samples or pixels each class has.
@@ -62,9 +59,9 @@ def intervals(
         if sees_batches(metric) or "CalibrationError" in kind:
             continue
         parts = parts_of(metric, len(targets), groups)
-        num, freedom = len(targets), math.inf
+        size, freedom = len(targets), math.inf
         if groups is not None:
-            num, freedom = len(parts), len(parts) - 1
+            size, freedom = len(parts), len(parts) - 1
         metric = metric.clone().cpu()
         metric.distributed_available_fn = lambda: False  # this process has all samples
         try:
@@ -74,16 +71,14 @@ def intervals(
         except (ValueError, *MISFITS):
             ends[f"{means.prefix}{name}"] = (math.nan, math.nan)
             continue
-        size = num
         if "Accuracy" not in kind or vars(metric).get("average", "micro") != "micro":
-            size = min([num, *support[support > 0].tolist()])
+            size = min([size, *support[support > 0].tolist()])
         for curve, value in values[0].items():
             left_out = [x[curve] for x in values[1:] if curve in x]
-            if len(left_out) < len(parts):
+            if num_lost := len(parts) - len(left_out):
                 say(
                     f"{curve} is not defined without some samples: its interval leaves "
-                    f"out {len(parts) - len(left_out)} of {len(parts)} parts of the "
-                    "test"
+                    f"out {num_lost} of {len(parts)} parts of the test"
                 )
             ends[curve] = interval(metric, value, np.array(left_out), size, freedom)
     return ends
@@ -121,9 +116,8 @@ def values_without_parts(
     parts: list[Tensor],
 ) -> list[dict[str, float]]:
     """Return the values of a metric by curve: for all samples, and then without each
-    part. Curves that are not defined are left out.
-
-    The states of the metric have to be sums, or lists of batches.
+    part. Curves that are not defined are left out. The states of the metric have to be
+    sums, or lists of batches.
 
     means: The accumulator of the test, which names the curves.
     samples: All outputs and targets.
@@ -154,10 +148,9 @@ def without(part: Any, total: Any) -> Any:
 
 
 def defined_values(means: Accumulator, name: str, metric: Metric) -> dict[str, float]:
-    """Return the value of a metric by curve. Return nothing if torchmetrics warns that
-    the value means nothing."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    """Return the value of a metric by curve, or nothing if torchmetrics warns that it
+    means nothing."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
         value = metric.compute()
     for warning in caught:
         if str(warning.message).startswith(("No positive", "No negative")):
@@ -188,8 +181,9 @@ def interval(
         low = -1.0
     if low is None or high is None or not low <= value <= high:
         values = num * value - (num - 1) * left_out
-        radius = float(stats.sem(values) * stats.t.ppf(QUANTILE, num - 1))
-        return float(values.mean()) - radius, float(values.mean()) + radius
+        mean, error = float(values.mean()), float(stats.sem(values))
+        radius = error * float(stats.t.ppf(QUANTILE, num - 1))
+        return mean - radius, mean + radius
     width = high - low
     share = (value - low) / width
     if np.ptp(left_out) > 1e-6 * width:

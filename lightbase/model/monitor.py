@@ -28,14 +28,11 @@ class Monitor(NamedTuple):
 def choose_monitor(
     config: Any, model: LightningModule, data: LightningDataModule
 ) -> Monitor | None:
-    """Return the metric for best.ckpt and early stopping, and print it.
-
-    --monitor names it. By default it is the first metric of the model that can be
-    compared, or the loss if there is none.
+    """Return the metric for best.ckpt and early stopping, and print it: that of
+    --monitor, or the first metric of the model that can be compared, or the loss.
+    Return None if best.ckpt is the last epoch. The test set never selects an epoch.
 
     config: The settings of the run.
-
-    Return None if best.ckpt is the last epoch. The test set never selects an epoch.
     """
     reason = why_unvalidated(config.trainer, model, data)
     if reason and has_named_optimizer(model) and model.scheduler == "ReduceLROnPlateau":
@@ -81,11 +78,8 @@ def first_comparable(model: BaseModule) -> str:
 def why_unvalidated(
     trainer: Any, model: LightningModule, data: LightningDataModule
 ) -> str | None:
-    """Return why no validation can select an epoch, as text for a message. Return None
-    if one can.
-
-    trainer: The Trainer's flags.
-    """
+    """Return why no validation can select an epoch, as text for a message, or None if
+    one can. trainer: The Trainer's flags."""
     if trainer.limit_val_batches == 0:
         return "trainer.limit_val_batches 0"
     if isinstance(data, BaseDataModule) and data.validates_on_test:
@@ -101,10 +95,8 @@ def why_unvalidated(
 
 
 def better(monitor: str, model: LightningModule) -> str:
-    """Return "min" if a lower value of a metric is better, else "max".
-
-    For a metric of the model, its attribute `higher_is_better` decides. For any other
-    value, its name decides, see `better_by_name`.
+    """Return "min" if a lower value of a metric is better, else "max". The attribute
+    `higher_is_better` of a metric of the model decides, and else the name.
 
     monitor: The name of the curve, such as val/acc.
     """

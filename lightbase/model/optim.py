@@ -1,8 +1,4 @@
-"""Optimizers, parameter groups and learning-rate schedules by name.
-
-`build_optimizer` and `build_scheduler` make the objects for a training. `grouped`
-divides the parameters into groups.
-"""
+"""Optimizers, parameter groups and learning-rate schedules by name."""
 
 import inspect
 import math
@@ -53,8 +49,6 @@ class WarmupCosineLR(LambdaLR):
     The factor of the rate is (step + 1) / warmup_steps during the warm-up, so it is
     never 0 there. The cosine is from Loshchilov and Hutter, "SGDR", 2017; the warm-up
     is from Goyal et al., "Accurate, large minibatch SGD", 2017.
-
-    Raise ValueError for negative `warmup_steps`.
     """
 
     def __init__(
@@ -74,12 +68,9 @@ class WarmupCosineLR(LambdaLR):
 
 
 class FinalDecayLR(LambdaLR):
-    """Keep the rate, then lower it in a line to 0 over the last `decay_fraction` of
-    `total_steps`.
-
-    This is the cooldown of Zhai et al., "Scaling vision transformers", 2022. Raise
-    ValueError for a `decay_fraction` that is not in (0, 1].
-    """
+    """Keep the rate, then lower it in a line to 0 over the last `decay_fraction`, in
+    (0, 1], of `total_steps`: the cooldown of Zhai et al., "Scaling vision
+    transformers", 2022."""
 
     def __init__(
         self, optimizer: Optimizer, total_steps: int, decay_fraction: float = 0.1
@@ -109,7 +100,7 @@ KINDS = {
 
 def find_class(kind: str, name: str) -> Any:
     """Return the class of an "optimizer" or "scheduler" by its name in torch or in this
-    file, or by its import path. Raise UserError if it does not exist."""
+    file, or by its import path."""
     module, base = KINDS[kind]
     cls = SCHEDULERS.get(name) or getattr(module, name, None)
     if cls is None and "." in name:
@@ -149,11 +140,8 @@ def build_optimizer(
     args: Its arguments without `lr`.
     groups: Parameter groups, see `grouped`.
     lr: The learning rate of groups that have none.
-    fused: Compute a step in one kernel, if torch can do it for all parameters and
-        `args` choose no other implementation. It is by far the fastest way for small
-        networks.
-
-    Raise UserError for an unknown name or argument.
+    fused: Compute a step in one kernel, which is by far the fastest way for small
+        networks, if torch can do it for all parameters and `args` choose no other.
     """
     cls = find_class("optimizer", name)
     device_types = FUSED_ON.get(cls, ())
@@ -169,27 +157,21 @@ def build_optimizer(
 def build_scheduler(
     name: str, args: Options, optimizer: Optimizer, num_steps: int | None
 ) -> LRScheduler:
-    """Return a scheduler.
+    """Return a scheduler. `max_lr` is filled in with the learning rates of the groups.
 
     name: A class of torch.optim.lr_scheduler or of this file, or the import path of
         another class.
     args: Its arguments.
     num_steps: How often it will step in the whole training; None if the training has no
         end. It becomes the argument of `length_argument`, unless `args` have it.
-
-    `max_lr` is filled in with the learning rates of the groups.
-
-    Raise UserError for an unknown name or argument, for a schedule that needs an end
-    without one, and for a `max_lr` that is not the optimizer's learning rate.
     """
     cls = find_class("scheduler", name)
     length = length_argument(name, args)
+    if length and num_steps is None:
+        raise UserError(
+            f"model.scheduler {name} needs an end: give --trainer.max_epochs", status=2
+        )
     if length:
-        if num_steps is None:
-            raise UserError(
-                f"model.scheduler {name} needs an end: give --trainer.max_epochs",
-                status=2,
-            )
         args = {**args, length: num_steps}
     if "max_lr" in inspect.signature(cls).parameters:
         lr = optimizer.defaults["lr"]
@@ -209,32 +191,23 @@ def build_scheduler(
 
 def length_argument(name: str, args: Options) -> str | None:
     """Return the name of the scheduler's argument that is the length of the training:
-    "T_max", "total_steps", or "total_iters" of PolynomialLR.
-
-    args: The arguments that the user gave.
-
-    Return None if it has no such argument, or if `args` already determine it.
-    """
+    "T_max", "total_steps", or "total_iters" of PolynomialLR. Return None if it has no
+    such argument, or if the user's `args` determine it."""
     if {"epochs", "steps_per_epoch"} & args.keys():
         return None  # OneCycleLR computes total_steps from them
-    accepted = inspect.signature(find_class("scheduler", name)).parameters
-    arguments = ["T_max", "total_steps"]
+    names = {"T_max", "total_steps"}
     if name.endswith("PolynomialLR"):  # in others total_iters is the warm-up
-        arguments = ["total_iters"]
-    for argument in arguments:
-        if argument in accepted and argument not in args:
-            return argument
-    return None
+        names = {"total_iters"}
+    accepted = inspect.signature(find_class("scheduler", name)).parameters
+    return next(iter((names & accepted.keys()) - args.keys()), None)
 
 
 def schedule_length(trainer: Any, interval: Literal["epoch", "step"]) -> int | None:
-    """Return how often a scheduler steps in the whole training, at least 1.
+    """Return how often a scheduler steps in the whole training, at least 1. Return None
+    if the training has no end, and for a schedule by epochs if max_steps ends the
+    training and the length of an epoch is unknown.
 
     interval: The scheduler steps after each "epoch" or after each "step".
-
-    Return None if the training has no end. Also return None for a schedule by epochs if
-    max_steps ends the training, and the length of an epoch is unknown. Raise UserError
-    if the number of steps differs between epochs.
     """
     if interval == "epoch" and trainer.max_steps == -1:
         if trainer.max_epochs < 0:
@@ -267,16 +240,13 @@ def schedule_length(trainer: Any, interval: Literal["epoch", "step"]) -> int | N
 def grouped(
     named: Iterable[tuple[str, Parameter]], groups: dict[str, Options]
 ) -> list[Options]:
-    """Return parameter groups as torch's optimizers take them.
-
-    The first group, "rest", holds the parameters that are in no other group. It is left
-    out if there are none. It has no name if `groups` is empty.
+    """Return parameter groups as torch's optimizers take them. The first group, "rest",
+    holds the parameters that are in no other group. It is left out if there are none,
+    and has no name if `groups` is empty.
 
     named: The names and parameters of a model.
     groups: {name: options}, such as {"head": {"lr": 0.1}}. A parameter is in the first
         group whose name it matches, see `matches`.
-
-    Raise UserError for a group without parameters.
     """
     rest = [(name.removeprefix("net."), parameter) for name, parameter in named]
     names = [name for name, _ in rest]
@@ -288,12 +258,11 @@ def grouped(
             rule = "each parameter is in the first group that it matches"
             raise no_such_name(f"model.parameter_groups.{group} ({rule})", names)
         chosen.append({**options, "params": members, "name": group})
-    if not rest:
-        return chosen
-    rest_group: Options = {"params": [parameter for _, parameter in rest]}
-    if groups:
-        rest_group["name"] = "rest"
-    return [rest_group, *chosen]
+    if rest:
+        chosen.insert(0, {"params": [parameter for _, parameter in rest]})
+    if rest and groups:
+        chosen[0]["name"] = "rest"
+    return chosen
 
 
 def matches(pattern: str, name: str, part: Parameter | Module) -> bool:
@@ -321,11 +290,8 @@ def no_such_name(flag: str, names: list[str]) -> UserError:
 
 
 def check_options(groups: dict[str, Options], optimizer: Optimizer) -> None:
-    """Raise UserError if a group has an option that the optimizer does not have. torch
-    would ignore the option.
-
-    groups: {name: options}, as for `grouped`.
-    """
+    """Raise UserError if a group, see `grouped`, has an option that the optimizer does
+    not have. torch would ignore the option."""
     accepted = sorted(optimizer.defaults.keys() - IMPLEMENTATIONS)
     for group, options in groups.items():
         for key in options.keys() - accepted:

@@ -1,8 +1,4 @@
-"""Where a new training begins: weights from a file, frozen parameters.
-
-`load_weights` copies a file into a network, even if the names have another prefix.
-`freeze_parameters` selects by names what does not train.
-"""
+"""Where a new training begins: weights from a file, frozen parameters."""
 
 import importlib
 import pickle
@@ -19,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightbase.config.errors import UserError, first_line, say
+from lightbase.config.spec import entries
 from lightbase.model.optim import matches, no_such_name
 
 Table = dict[str, Tensor]
@@ -28,10 +25,8 @@ def load_weights(
     net: nn.Module, path: Path, is_complete: bool = False, content: Any = None
 ) -> None:
     """Copy the tensors of a file that fit by name and shape into `net`, and print how
-    many fit.
-
-    The names in the file, or the names in the network, may have a prefix, such as
-    "net.", "module." or "backbone.".
+    many fit. The names in the file or in the network may have a prefix, such as "net.",
+    "module." or "backbone.".
 
     path: The file. FILE:NAME takes the part NAME of the file, or fills the part NAME of
         the network, such as encoder_q. The error for several parts has their names.
@@ -95,12 +90,9 @@ def check_dtypes(path: Path, state: Table, matched: Table) -> None:
 
 def tensor_tables(content: Any) -> dict[str, Table]:
     """Return each table {name: tensor} that a file holds, by its key: the file's dict
-    itself as "", and every dict in it, such as "state_dict". Return nothing for other
-    content."""
-    if not isinstance(content, dict):
-        return {}
+    itself as "", and every dict in it, such as "state_dict"."""
     tables = {}
-    for key, table in {"": content, **content}.items():
+    for key, table in {"": content, **entries(content)}.items():
         # WeightAveraging keeps the weights before the averaging under this key
         if isinstance(table, dict) and key != "current_model_state":
             # torch.compile renames the parts of a network that it compiles
@@ -117,8 +109,7 @@ def fitting(state: Table, table: Table) -> dict[str, Table]:
     then by the network's names. The prefix is removed from the names of the file or
     added to them.
 
-    state: The tensors of the network by name.
-    table: The tensors of the file by name.
+    state, table: The tensors of the network and of the file by name.
     """
     parts: dict[str, Table] = defaultdict(dict)
     for name in state | table:
@@ -161,13 +152,11 @@ def read_weights(file: Path) -> Any:
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freeze the parameters whose names match one of the patterns, and print how many
-    numbers they hold.
+    numbers they hold. Return the modules that are now in eval mode, because all their
+    parameters are frozen. Call `eval` on them again after `model.train()`.
 
     model: The module that trains. Its network is the attribute `net`.
     patterns: Names or patterns without "net.", see `lightbase.model.optim.matches`.
-
-    Return the modules that are now in eval mode, because all their parameters are
-    frozen. Call `eval` on them again after `model.train()`.
     """
     named = {
         name.removeprefix("net."): parameter
@@ -193,8 +182,8 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
 
 
 def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any:
-    """Return the content of a file that torch.save has written. Tensors are on the CPU.
-    No code in the file is run.
+    """Return the content of a file that torch.save has written, on the CPU. No code in
+    the file is run.
 
     name: What messages call such a file.
     way_out: What the user can do if the file holds objects.

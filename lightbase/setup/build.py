@@ -23,8 +23,6 @@ def build(spec: RunSpec) -> tuple[RunSpec, LightningModule, LightningDataModule]
     The config of the new record has the flags that `begin` fills in and, for a new run,
     the facts of the data. Its `trainer` has callbacks as objects. The loggers are left
     out: they need the folder of the run.
-
-    Raises UserError if a setting does not fit its type, or an object cannot be built.
     """
     spec = replace(spec, config=copy.deepcopy(spec.config))
     config = spec.config
@@ -93,15 +91,15 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
 def facts_of(data: LightningDataModule) -> dict[str, Any]:
     """Return what the data knows before it is loaded, by the names of the arguments
     that take it: num_classes, image_shape [C, H, W], and the number of channels,
-    in_channels and in_chans."""
+    in_channels and, for timm, in_chans."""
     facts: dict[str, Any] = {}
     num_classes = getattr(data, "num_classes", None)
     if num_classes:
         facts["num_classes"] = int(num_classes)
     if isinstance(data, BaseDataModule) and data.image_shape:
         shape = [int(size) for size in data.image_shape]
-        facts |= {"image_shape": shape, "in_channels": shape[0]}
-        facts["in_chans"] = shape[0]  # the name that timm uses
+        facts |= dict.fromkeys(("in_channels", "in_chans"), shape[0])
+        facts["image_shape"] = shape
     return facts
 
 
@@ -131,13 +129,10 @@ def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> Non
     path = str(node["class_path"])  # `validate` refuses other types
     is_timm = path.startswith(("timm.models.", "timm.create_model"))
     if is_timm or path.endswith(".get_model"):
-        names = ["num_classes"]
+        names = {"num_classes"}
         if is_timm:
-            names = ["in_chans", "num_classes"]
-        taken = {}
-        for name in names:
-            if name in facts and name not in values:
-                taken[name] = facts[name]
+            names.add("in_chans")
+        taken = {x: facts[x] for x in facts if x in names and x not in values}
         node["dict_kwargs"] = taken | entries(node.get("dict_kwargs"))
     elif path.startswith("torchvision.models.") and "num_classes" in facts:
         values.setdefault("num_classes", facts["num_classes"])

@@ -38,12 +38,8 @@ SAVED = {"state_dict", "config", "package", "lightbase"}
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content of a run's checkpoint, with today's names of classes. No code
-    of the file is run.
-
-    Raises UserError for a file that is missing, damaged, unsafe or not of a run, or
-    that was written before version 0.3.
-    """
+    """Return the content of a run's checkpoint, from version 0.3 on, with today's names
+    of classes. No code of the file is run."""
     checkpoint = load_checked(path)
     if not entries(checkpoint).keys() >= SAVED:
         raise UserError(
@@ -65,8 +61,6 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     any file gives its weights only.
 
     flags: --config FILE, and settings that differ from the config, such as --data.*.
-    Raises UserError if the file is not a sound checkpoint, if it is somebody else's, or
-    if it does not fit today's code.
     """
     line = CommandLine(flags)
     if line.configs:
@@ -80,8 +74,8 @@ def load_run(path: Path, flags: Sequence[str] = (), trust: bool = False) -> Load
     checkpoint = read_checkpoint(path)
     config = checkpoint["config"]
     check_has_classes(config)
-    # This machine may have other devices than the run had. Of the Trainer's flags, only
-    # flags that change the result are kept.
+    # This machine may have other devices than the run had: of the Trainer's flags, only
+    # those that change the result are kept.
     kept = {"precision", "plugins", "limit_test_batches"}
     if config["trainer"].get("accelerator") == "cpu":
         kept.add("accelerator")
@@ -111,8 +105,7 @@ def restore(
     data: LightningDataModule,
     path: Path,
 ) -> None:
-    """Give the model its weights, and the data its state. Raises UserError if they are
-    of another model."""
+    """Give the model its weights, and the data its state."""
     with noted(note_on_state(path)):
         model.on_load_checkpoint(checkpoint)  # as Lightning does
         load_state(checkpoint, model, path)
@@ -121,11 +114,7 @@ def restore(
 
 def load_into(path: Path, line: CommandLine) -> Loaded:
     """Return a run as `load_run` does, built from the user's YAML, with the weights of
-    any file.
-
-    Raises UserError if the file lacks a weight of the model, or if the data is split in
-    another way than in the training.
-    """
+    any file. It must have all weights of the model, and the data the same splits."""
     content = read_weights(path)
     saved = entries(content)
     spec = new_spec(line)
@@ -176,13 +165,12 @@ def check_split(
     trained: The config in a checkpoint.
     data: The config of the data now.
     has_state: Whether the data gets the state in the checkpoint. Then num_folds and
-        fold may be null: the data's test set has no sample of a fold.
+        fold may be null: the data's test set has no sample of the training.
     """
     # runs before version 0.4 have no val_split
     before = {"val_split": "random"} | arguments(trained["data"])
     now = arguments(data)
     for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
-        # without a fold, the test set has no sample of the training
         leaves_fold = name in ("num_folds", "fold") and now[name] is None and has_state
         if now[name] != before[name] and not leaves_fold:
             run = relative_to_cwd(path)
@@ -201,8 +189,7 @@ def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> No
 
 
 def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
-    """Copy the weights of a run's checkpoint into the model. Raises UserError if they
-    are weights of another network."""
+    """Copy the weights of a run's checkpoint into the model."""
     try:
         model.load_state_dict(checkpoint["state_dict"])
     except (RuntimeError, TypeError) as error:

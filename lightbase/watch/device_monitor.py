@@ -1,8 +1,4 @@
-"""Curves of the load of the training process and of the GPUs, beside the loss.
-
-`DeviceMonitor` reads the devices and writes the curves. `busy_shares` returns the
-result for the advice at the end of a training.
-"""
+"""Curves of the load of the training process and of the GPUs, beside the loss."""
 
 import time
 from collections.abc import Callable
@@ -33,14 +29,13 @@ class DeviceMonitor(Callback):
     """Writes curves of the devices; their names begin with watch/device/. Only the
     first process reads the devices.
 
-    cpu_percent and memory_gib are the values of this process; 100 % is one core. Each
-    GPU of --trainer.devices has gpuI_busy_percent, gpuI_memory_gib, gpuI_power_watt and
-    gpuI_temperature_celsius, where I is its index in torch. They are the values that
-    nvidia-smi shows, for all programs on the GPU. NVML, the library behind nvidia-smi,
-    reads them. A value that NVML cannot read has no curve, and a line is printed.
+    cpu_percent, a mean since the last point, and memory_gib are of this process; 100 %
+    is one core. Each GPU of --trainer.devices has gpuI_busy_percent, gpuI_memory_gib,
+    gpuI_power_watt and gpuI_temperature_celsius, where I is its index in torch. They
+    are the values that nvidia-smi shows, for all programs on the GPU. A value that
+    NVML, the library behind nvidia-smi, cannot read has no curve.
 
-    There is a point on log steps, but at most one in INTERVAL_S seconds. cpu_percent is
-    a mean since the last point.
+    There is a point on log steps, but at most one in INTERVAL_S seconds.
 
     readers: Functions that read one value, by the name of the curve.
     readings: All values so far, by the name of the curve.
@@ -69,7 +64,6 @@ class DeviceMonitor(Callback):
                 self.readers |= gpu_readers(gpu)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """On a log step, read all values, and write a point of each curve."""
         now = time.monotonic()
         if now - self.read_at < INTERVAL_S or not is_log_step(trainer):
             return
@@ -87,24 +81,20 @@ class DeviceMonitor(Callback):
 
 
 def busy_shares(trainer: Any) -> list[float]:
-    """Return for each GPU the share of the time in which it ran anything, in [0, 1].
-    Call it after a training with a DeviceMonitor; without one the list is empty. A GPU
-    that NVML cannot read is left out."""
-    shares = []
-    for callback in trainer.callbacks:
-        if isinstance(callback, DeviceMonitor):
-            for name, values in callback.readings.items():
-                if name.endswith("_busy_percent"):
-                    shares.append(fmean(values) / 100)
-    return shares
+    """Return for each GPU that a DeviceMonitor could read the share of the time in
+    which it ran anything, in [0, 1]."""
+    return [
+        fmean(values) / 100
+        for callback in trainer.callbacks
+        if isinstance(callback, DeviceMonitor)
+        for name, values in callback.readings.items()
+        if name.endswith("_busy_percent")
+    ]
 
 
 def gpu_readers(gpu: torch.device) -> dict[str, Callable[[], float]]:
-    """Return the functions that read a GPU.
-
-    NVML may be missing, as in many containers, and it does not know the parts of a
-    divided GPU (MIG). Then a line is printed, and the GPU has no curves.
-    """
+    """Return the functions that read a GPU, or print a line: NVML may be missing, as in
+    many containers, and it does not know the parts of a divided GPU (MIG)."""
     try:
         pynvml.nvmlInit()
         # torch counts the GPUs in CUDA_VISIBLE_DEVICES, NVML counts all of them

@@ -47,13 +47,8 @@ SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
 
 def dry_run(spec: RunSpec, model: LightningModule, data: LightningDataModule) -> None:
-    """Load weights and data, and try network and optimizer.
-
-    Of a plain LightningModule only `training_step` is checked; a plain
-    LightningDataModule is not checked.
-
-    Raise UserError with the way out.
-    """
+    """Load weights and data, and try network and optimizer. A plain LightningModule or
+    LightningDataModule is not tried."""
     config = spec.config
     if isinstance(model, BaseModule):
         model.prepare_weights()
@@ -79,32 +74,22 @@ def noted_layer() -> Iterator[None]:
     def leave(layer: nn.Module, inputs: Any, outputs: Any) -> None:
         running.pop()
 
-    hooks = (
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave),
-    )
-    try:
-        yield
-    except Exception as error:
-        if running:
-            layer, inputs = running[-1]
-            given = [f"{x.dtype} {tuple(x.shape)}" for x in tensors_in(inputs)]
-            name = f"{type(layer).__name__}({layer.extra_repr()})"
-            error.add_note(f"{name} got {', '.join(given)}")
-        raise
-    finally:
-        for hook in hooks:
-            hook.remove()
+    # both are removed at the end of `with`
+    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
+        try:
+            yield
+        except Exception as error:
+            if running:
+                layer, inputs = running[-1]
+                given = [f"{x.dtype} {tuple(x.shape)}" for x in tensors_in(inputs)]
+                name = f"{type(layer).__name__}({layer.extra_repr()})"
+                error.add_note(f"{name} got {', '.join(given)}")
+            raise
 
 
 def load_data(data: BaseDataModule, with_test: bool) -> None:
     """Load the samples for training and validation, and print how many there are.
-
-    with_test: Load the test samples, too.
-
-    Raise UserError for data that cannot be loaded, or whose transforms would change
-    only a part of a batch.
-    """
+    with_test: Load the test samples, too."""
     data.prepare_data()
     data.setup("fit")
     check_transforms(data)
@@ -131,11 +116,10 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
 def check_transforms(data: BaseDataModule) -> None:
     """Raise UserError if `normalize` or `augment`, which get the inputs only, would
     leave a part of the batch unchanged that has to change with them: masks, target
-    images, further images.
+    images, further images. Data that overrides the hooks of all parts is not checked.
 
-    Data that overrides `transform_batch` or `on_after_batch_transfer`, which get all
-    parts, is not checked. A target has to change if it has the shape and dtype of the
-    inputs, or if images are augmented that have its height and width.
+    A target has to change if it has the shape and dtype of the inputs, or if images are
+    augmented that have its height and width.
     """
     batch = data.splits["train"].__getitems__([0])
     inputs = inputs_of(batch)
@@ -162,10 +146,7 @@ def check_transforms(data: BaseDataModule) -> None:
 
 
 def trial_device(trainer: Any) -> torch.device:
-    """Return the device that the network will train on.
-
-    trainer: The Trainer's flags.
-    """
+    """Return the device of the training. trainer: The Trainer's flags."""
     if trainer.accelerator == "cpu" or not num_gpus():
         return torch.device("cpu")
     return torch.device(next(iter(parse_devices(trainer.devices)), 0))
@@ -176,10 +157,8 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     """Try `model.net` on two samples of each split, and print its number of parameters.
 
     It runs in eval mode, on the device and in the precision of the Trainer's flags.
-    Only pairs whose inputs are one tensor are tried.
-
-    Raise UserError if the network cannot take the samples, or has fewer outputs than
-    there are classes. An error in the user's code is raised as it is.
+    Only pairs whose inputs are one tensor are tried. An error in the user's code is
+    raised as it is.
     """
     # a process that is forked cannot use CUDA if this one has started it
     if not isinstance(model, BaseModule) or forks_processes(trainer):
@@ -190,8 +169,10 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net = model.net
     outputs: dict[str, Any] = {}
-    for split in data.splits:
-        batch = two_samples(data, split, device)
+    for split, samples in data.splits.items():
+        batch = samples.__getitems__([*range(len(samples))[:2]])
+        batch = move_data_to_device(batch, device)
+        batch = data.transform_batch(batch, training=False)
         inputs = inputs_of(batch)
         if targets_of(batch) is not None and isinstance(inputs, Tensor):
             name = f"{type(data).__name__} ({split})"
@@ -209,25 +190,13 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     say(text)
 
 
-def two_samples(data: BaseDataModule, split: str, device: torch.device) -> Any:
-    """Return a batch of two samples, or of one if there are no more, as the network
-    gets it."""
-    samples = data.splits[split]
-    batch = samples.__getitems__([*range(len(samples))[:2]])
-    return data.transform_batch(move_data_to_device(batch, device), training=False)
-
-
 def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> str:
-    """Return a remark on the outputs of the network for two samples, or "". Raise
-    UserError if there are fewer of them than classes.
-
-    outputs: (2, num_outputs).
-    """
+    """Return a remark on outputs (2, num_outputs) of the network, or "". Raise
+    UserError if there are fewer outputs than classes."""
     num_classes = data.num_classes or 0
     num_trained = getattr(model, "num_classes", 0) or 0
-    most_classes = max(num_classes, num_trained)
     num_outputs = outputs.shape[1]
-    if num_outputs < most_classes:
+    if num_outputs < max(num_classes, num_trained):
         raise UserError(
             f"{type(model.net).__name__} has {num_outputs} outputs for the "
             f"{num_classes} classes of {type(data).__name__} and model.num_classes "
@@ -242,14 +211,11 @@ def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
 
 def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> Any:
     """Return the outputs of the network in eval mode. Afterwards each module is in the
-    same mode as before, so that frozen modules stay in eval mode.
+    same mode as before. An error gets notes with the samples and the layer.
 
     inputs: (N, ...), on the device of the network.
     name: The class of the data.
     precision: The Trainer's flag as text.
-
-    Raise UserError if there are none. An error gets notes with the samples and the
-    layer.
     """
     training_modules = [module for module in net.modules() if module.training]
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16
@@ -272,8 +238,8 @@ def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> An
 
 
 def say_sparse_classes(data: BaseDataModule) -> None:
-    """Print one line if classes have no samples in a split, or fewer than two training
-    samples. Print nothing if the class numbers are unknown, see `class_numbers`."""
+    """Print one line if classes, whose numbers are known, have no samples in a split,
+    or fewer than two training samples."""
     texts = []
     for split, samples in data.splits.items():
         labels = class_numbers(samples)
@@ -293,14 +259,9 @@ def say_sparse_classes(data: BaseDataModule) -> None:
 
 
 def try_schedule(model: Any) -> None:
-    """Build the model's optimizer and scheduler for a hundred steps, and make three of
-    them.
-
-    model: A BaseModule with the names of its optimizer and scheduler. One number takes
-        the place of the parameters of each group, so this takes no time.
-
-    Raise UserError for names or arguments that do not work.
-    """
+    """Build the optimizer and scheduler of a BaseModule for a hundred steps, and make
+    three of them. One number takes the place of the parameters of each group, so this
+    takes no time."""
     groups = grouped(model.named_parameters(), model.parameter_groups)
     for group in groups:
         parameter = Parameter(torch.zeros(1))
@@ -311,22 +272,20 @@ def try_schedule(model: Any) -> None:
     )
     check_options(model.parameter_groups, optimizer)
     name, args = model.scheduler, model.scheduler_args
-    scheduler = None
+    steps: list[Any] = [lambda: optimizer.step(lambda: 0.0)]  # LBFGS asks for the loss
     if name is not None:
         scheduler = build_scheduler(name, args, optimizer, 100)
+        if not isinstance(scheduler, ReduceLROnPlateau):  # it steps after a validation
+            steps.append(scheduler.step)
     elif args or model.scheduler_interval:
         raise UserError(
             f"model.scheduler_args {args}, scheduler_interval "
             f"{model.scheduler_interval}: they need a model.scheduler",
             status=2,
         )
-    if isinstance(scheduler, ReduceLROnPlateau):
-        scheduler = None  # it steps after a validation
     try:
-        for _ in range(3):
-            optimizer.step(lambda: 0.0)  # LBFGS calls it for the loss
-            if scheduler:
-                scheduler.step()
+        for step in 3 * steps:
+            step()
     except MISTAKES as error:
         raise UserError(
             f"model.optimizer {model.optimizer} with {model.optimizer_args} and "

@@ -1,7 +1,5 @@
-"""The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger.
-
-`open_loggers` is a context for a run; `make_loggers` makes the loggers, with arguments
-that follow from the folder of the run. `LoggedSettings` writes the hyperparameters.
+"""The loggers of a run's curves: TensorBoard, or the loggers of --trainer.logger, with
+arguments that follow from the folder of the run.
 """
 
 import os
@@ -44,21 +42,19 @@ class RunTensorBoard(TensorBoardLogger):
     def log_metrics(
         self, metrics: Mapping[str, float], step: int | None = None
     ) -> None:
-        """Write one point for each metric. The number of test samples is left out: it
-        is no curve."""
         tags = {}
         for name, value in metrics.items():
             tag = re.sub(r"^(epoch$|lr\b)", r"watch/\1", name)
             tags[re.sub(r"^test(?=[/_])(?!_each_epoch)", "view/test", tag)] = value
-        tags.pop("view/test/num_samples", None)
+        tags.pop("view/test/num_samples", None)  # no curve
         super().log_metrics(tags, step)
 
 
 @contextmanager
 def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
     """Within this context, the loggers of a run are open. At its end, the run at W&B
-    ends, with status 1 after an error. Otherwise the next run of the same process would
-    continue it."""
+    ends, with status 1 after an error: the next run of the process would continue it.
+    """
     loggers = make_loggers(spec, run)
     status = 1
     try:
@@ -86,8 +82,7 @@ class LoggedSettings(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Find the step at which a run that continues in its folder starts again. A new
-        run that starts from a checkpoint begins its curves at step 0."""
+        """Find the step at which a run that continues in its folder starts again."""
         if self.continues:
             # not its global_step, which counts each of several optimizers
             self.first_step = saved_logged_step(checkpoint)
@@ -114,21 +109,15 @@ class LoggedSettings(Callback):
                 say(f"Curves: tensorboard --logdir {folder}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the points of the curves to disk, before the checkpoint of the epoch.
-
-        If the run is killed after the checkpoint, its curves have all points up to this
-        checkpoint. A resume then leaves no gap.
-        """
+        """Write the points of the curves to disk before the checkpoint of the epoch: a
+        resume from it leaves no gap."""
         for logger in trainer.loggers:
             logger.save()
 
 
 def make_loggers(spec: RunSpec, run: LockedFolder | None) -> list[Logger]:
-    """Build the loggers that trainer.logger names. Without this setting, the logger is
-    TensorBoard's. With false or an empty list there is none.
-
-    run: The run's folder, or None in a process that writes nothing.
-    """
+    """Build the loggers that trainer.logger names, by default TensorBoard's, with false
+    or an empty list none. run: None in a process that writes nothing."""
     setting = spec.config.trainer.logger
     if setting in (False, []):
         return []
@@ -142,9 +131,6 @@ def make_loggers(spec: RunSpec, run: LockedFolder | None) -> list[Logger]:
 
 def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     """Build a logger. Arguments that the config leaves out follow from the run.
-
-    TensorBoard and CSV files are written into the folder of the run. W&B writes there,
-    too. MLflow keeps all runs in mlruns/ in the folder of all runs.
 
     config: It has a class_path, and maybe init_args and dict_kwargs.
     """
@@ -190,10 +176,8 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
 
 def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in which experiments differ, such as {"model.lr": 0.01,
-    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text.
-
-    Settings that are None, or that do not change the training, are left out. Only the
-    Trainer's arguments in `names` count. Characters that MLflow refuses become "_".
+    "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text. Settings
+    that are None, or that do not change the training, are left out.
 
     config: The config of a run, as plain values.
     """

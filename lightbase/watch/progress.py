@@ -1,8 +1,4 @@
-"""The table and the bar that show how far a training is.
-
-`EpochLines` prints a table with a row for each epoch. It is enough for a log file.
-`TrainingProgressBar` is Lightning's bar, below the lines, in a terminal.
-"""
+"""How far a training is: a table of the epochs, and in a terminal a bar below it."""
 
 import sys
 import time
@@ -36,8 +32,7 @@ class EpochLines(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Print the newest row of the history, without values of single classes. The
-        names of the columns are above the first row, and above the first row of an
-        epoch with a validation."""
+        names of the columns are above the first row, and again when there are more."""
         texts = {}
         for name, value in recorder_of(trainer).history[-1].items():
             if name != "epoch" and not is_of_class(name):
@@ -73,11 +68,8 @@ def epoch_text(trainer: Any) -> str:
 
 
 class TrainingProgressBar(TQDMProgressBar):
-    """Lightning's progress bars, which vanish at their end. The lines of the epochs
-    stay.
-
-    Behind the bar are tqdm's time and rate of this epoch, and the metrics. The bar is
-    redrawn at most every REFRESH_S seconds, and after the last batch of an epoch.
+    """Lightning's progress bars, which vanish at their end. The bar of an epoch is
+    redrawn at most every REFRESH_S seconds, and after its last batch.
 
     refresh_rate: In batches. It applies to the bars of validation, test and prediction.
     """
@@ -108,7 +100,6 @@ class TrainingProgressBar(TQDMProgressBar):
         self.train_progress_bar.set_description(f"Epoch {epoch_text(trainer)}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Redraw the bar if REFRESH_S seconds have passed, or if the epoch ends."""
         if time.monotonic() - self.shown_at < REFRESH_S and not trainer.is_last_batch:
             return
         self.shown_at = time.monotonic()

@@ -33,10 +33,9 @@ class StopOnNan(Callback):
     train/loss on log steps, whose values are on the CPU. If a batch since the last
     check has such values, the message is about the data.
 
-    data_sum: The sum of all numbers in the batches since the last check, on their
-        device. It is not finite if one of them is not. Reading it would wait for the
-        GPU, so it is read only if the check fails.
-    checked_step: The step of the last check.
+    data_sum: The sum of all numbers in the batches since `checked_step`, the step of
+        the last check. It is not finite if one of them is not. Reading it would wait
+        for the GPU, so it is read only if the check fails.
     """
 
     data_sum: Any = 0.0
@@ -56,8 +55,6 @@ class StopOnNan(Callback):
     def on_train_batch_end(
         self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any
     ) -> None:
-        """Add the batch to `data_sum`. Check the newest point of train/loss on a log
-        step."""
         for x in tensors_in(batch):
             if x.is_floating_point():
                 self.data_sum = self.data_sum + x.sum(dtype=torch.float32)
@@ -68,16 +65,12 @@ class StopOnNan(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, _: Any
     ) -> None:
-        """Check the weights before they are written. Frozen ones are not checked."""
         weights = [x for x in pl_module.parameters() if x.requires_grad]
         self.check(not get_total_norm(weights).isfinite(), trainer, "a weight is")
 
     def check(self, is_bad: Any, trainer: Trainer, subject: str) -> None:
-        """Raise UserError in all processes if `is_bad` is true in one of them. All
-        processes have to call this function.
-
-        subject: The beginning of the message, such as "a weight is".
-        """
+        """Raise UserError in all processes, which all have to call this, if `is_bad` is
+        true in one of them. subject: The beginning of the message."""
         if in_any_process(trainer, is_bad):
             way_out = LOWER_RATE
             if in_any_process(trainer, not torch.as_tensor(self.data_sum).isfinite()):
