@@ -17,7 +17,7 @@ from lightbase.commands.flags import checkpoint_file
 from lightbase.commands.train import progress_bar, register_strategies
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
-from lightbase.config.files import relative_to_cwd
+from lightbase.config.files import Values, relative_to_cwd
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec
 from lightbase.model.curves import Picture, is_of_class
@@ -57,7 +57,7 @@ def open_run(run: Any, callbacks: list[Callback]) -> tuple[Trainer, Any, Any]:
     device of the run, and its module and data. run: See `lightbase.predict`."""
     quiet_lightning()
     data: Any = None
-    options: dict[str, Any] = {}
+    options: Values = {}
     if isinstance(run, str | Path):
         spec, run, data = load_run(checkpoint_file(str(run), PROJECT.logs))
         options = {x: spec.config.trainer[x] for x in ("accelerator", "precision")}
@@ -95,12 +95,14 @@ class Result(dict[str, Any]):
     epochs: The metrics of each epoch, {curve: number}, with its number, "epoch".
     """
 
-    def __init__(self, values: dict[str, Any], module: LightningModule) -> None:
+    def __init__(self, values: Values, module: LightningModule) -> None:
         super().__init__(values)
         self.module = module
         recorder = recorder_of(module.trainer)
         self.epochs = recorder.history
-        self.folder: Path | None = recorder.run and recorder.run.folder
+        self.folder: Path | None = None
+        if recorder.run:
+            self.folder = recorder.run.folder
         best = best_callback(module.trainer)
         self.best_epoch: int | None = getattr(best, "best_epoch", None) or None
 
@@ -108,7 +110,7 @@ class Result(dict[str, Any]):
     def metrics(self) -> dict[str, float]:
         """The metrics of training and validation in the best epoch, or in the last one
         if none is the best. Then the content of the dict."""
-        row: dict[str, Any] = {}
+        row: Values = {}
         for row in self.epochs:
             if row["epoch"] == self.best_epoch:
                 break

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightbase.commands.checkpoint import open_checkpoint, trainer_of
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import (
+    Values,
     as_csv,
     as_table,
     json_text,
@@ -35,7 +36,7 @@ MAX_OUTPUTS = 2**14
 """Samples with more outputs, such as large masks, are not kept for the intervals."""
 
 
-def run(options: Namespace) -> dict[str, Any]:
+def run(options: Namespace) -> Values:
     spec, model, data = open_checkpoint(options)
     callbacks: list[Callback] = [StopOnSignal()]
     report = None

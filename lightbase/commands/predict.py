@@ -26,7 +26,7 @@ from torch.utils.data import default_collate
 from lightbase.commands.checkpoint import open_checkpoint, open_run, trainer_of
 from lightbase.commands.script import python_errors
 from lightbase.config.errors import UserError
-from lightbase.config.files import as_csv, as_table, write_whole
+from lightbase.config.files import Values, as_csv, as_table, write_whole
 from lightbase.data.image_folder import list_images
 from lightbase.data.module import BaseDataModule
 from lightbase.data.tensors import (
@@ -230,7 +230,7 @@ def run_loop(
     return outputs, true
 
 
-def rows_by_name(outputs: Any) -> dict[str, Any]:
+def rows_by_name(outputs: Any) -> Values:
     """Return the outputs for a batch as {name: rows}. Rows are a tensor (N, ...), or a
     list with a value for each sample.
 
@@ -274,7 +274,7 @@ def predict(run: Any, inputs: Any) -> Any:
         outputs, _ = run_loop(trainer, module, data, batches_of(samples, data))
         if unreadable:
             raise UserError("\n".join(unreadable))
-    results: dict[str, Any] = {**outputs}
+    results: Values = {**outputs}
     for name, rows in outputs.items():
         if is_single:
             results[name] = rows[0]

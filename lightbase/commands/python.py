@@ -22,6 +22,7 @@ from lightbase.commands.flags import checkpoint_file
 from lightbase.commands.script import python_errors
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
+from lightbase.config.files import Values
 from lightbase.config.parser import parser_of
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import CommandLine, read_spec
@@ -117,7 +118,7 @@ def train(
         return Result(metrics, model)
 
 
-def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any:
+def of_objects(module: Any, parts: Values, flags: Values) -> Any:
     """Return the record of a run of objects, and its data.
 
     parts: "train" is a data module, or samples as "val" and "test" are.
@@ -131,7 +132,7 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     if isinstance(data, DataLoader):
         data = loader_data(parts)
     config = {"model": class_config(module)}
-    arrays: dict[str, Any] = {}
+    arrays: Values = {}
     if isinstance(data, LightningDataModule):
         config["data"] = class_config(data)
     else:
@@ -165,12 +166,12 @@ def of_objects(module: Any, parts: dict[str, Any], flags: dict[str, Any]) -> Any
     return spec, data
 
 
-def class_config(value: object) -> dict[str, Any]:
+def class_config(value: object) -> Values:
     """Return the config of a Python object: only its class."""
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def as_arguments(settings: Values) -> tuple[list[str], Values]:
     """Return (arguments of a command line, objects). A value that JSON can hold becomes
     an argument such as "--model.lr=0.01", and so does a tensor or an array. Other
     values, such as callbacks, are returned by the names of the Trainer's arguments.
@@ -179,7 +180,7 @@ def as_arguments(settings: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """
     trainer_arguments = inspect.signature(Trainer).parameters
     args: list[str] = []
-    objects: dict[str, Any] = {}
+    objects: Values = {}
     for name, value in settings.items():
         flag = name
         if name in trainer_arguments:

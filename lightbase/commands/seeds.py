@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import as_text, relative_to_cwd, write_whole
+from lightbase.config.files import Values, as_text, relative_to_cwd, write_whole
 from lightbase.config.yaml_files import (
     SAME_TRAINING_KEYS,
     better_by_name,
@@ -72,12 +72,12 @@ def read_seeds(text: str) -> list[int]:
 
 def train_seeds(
     root: Path,
-    config: dict[str, Any],
+    config: Values,
     args: list[str],
     seeds: list[int],
     has_own_splits: bool,
     train: Callable[[list[str]], Any],
-) -> dict[str, Any]:
+) -> Values:
     """Train an experiment with each seed, and print the mean of each metric with its
     spread. Return {metric: {n, mean, deviation, low, high}}.
 
@@ -134,14 +134,12 @@ def is_complete(run: Path, with_test: bool) -> bool:
     return file.is_file() and (not with_test or "test/" in file.read_text())
 
 
-def compared_settings(config: Any) -> dict[str, Any]:
+def compared_settings(config: Any) -> Values:
     settings = flatten(config)
     return {key: settings[key] for key in settings if key not in NOT_COMPARED}
 
 
-def summarize(
-    folder: Path, seeds: list[int], failures: dict[int, str]
-) -> dict[str, Any]:
+def summarize(folder: Path, seeds: list[int], failures: dict[int, str]) -> Values:
     """Print the mean and the spread of each metric, and write them to seeds.json.
 
     folder: ROOT/NAME.

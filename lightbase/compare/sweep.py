@@ -35,7 +35,7 @@ from lightbase.commands.train import parse, train_parsed
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
-from lightbase.config.files import read_json, relative_to_cwd
+from lightbase.config.files import Values, read_json, relative_to_cwd
 from lightbase.config.spec import as_values
 from lightbase.config.yaml_files import SAME_TRAINING_KEYS, flatten
 from lightbase.data.module import BaseDataModule
@@ -94,9 +94,6 @@ Flags = list[str]  # of train.py
 
 def train_run(args: Flags) -> None:
     train_parsed(*parse(args))
-
-
-Values = dict[str, Any]  # by flag
 
 
 @dataclass

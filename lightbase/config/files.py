@@ -15,6 +15,9 @@ from typing import Any
 
 from lightbase.config.errors import UserError
 
+Values = dict[str, Any]
+"""Values by name, such as settings by the names of their flags."""
+
 Table = Sequence[Sequence[object]]
 """Rows of one length. The names of the columns are the first row."""
 
@@ -46,7 +49,7 @@ def write_whole(
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Values:
     """Return the content of a JSON file of a run."""
     try:
         return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
@@ -54,7 +57,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def json_text(values: dict[str, Any], indent: int | None = None) -> str:
+def json_text(values: Values, indent: int | None = None) -> str:
     """Return JSON with null for NaN and infinity, which JSON lacks, directly in
     `values`."""
     finite = dict(values)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lightbase.compat import arguments_of, change_yaml_loader, resolve_class_names
 from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, own_line
-from lightbase.config.files import as_table, as_text
+from lightbase.config.files import Values, as_table, as_text
 from lightbase.config.yaml_files import (
     path_of_class,
     read_numbers_as_flags,
@@ -159,7 +159,7 @@ class Parser(LightningArgumentParser):
 
         nested_key: The name before each argument, such as "trainer"; None for no name.
         """
-        types: dict[str, Any] = {}
+        types: Values = {}
         for base, replaced in REPLACED_TYPES.items():
             if issubclass(class_type, base):
                 types = replaced

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightbase.compat import none_has_to_fit, parse_unvalidated
 from lightbase.config.errors import SEE_HELP, UserError, imported
+from lightbase.config.files import Values
 from lightbase.config.parser import Parser, make_parser, parser_of
 from lightbase.config.paths import PROJECT
 from lightbase.config.yaml_files import (
@@ -73,7 +74,7 @@ class CommandLine:
             raise UserError(problem, SEE_HELP, 2) from error
         files = vars(options).pop("config")
         self.configs = {path: read_config(PROJECT.found(path)) for path in files}
-        self.file_settings: dict[str, Any] = {}
+        self.file_settings: Values = {}
         for content in self.configs.values():
             self.file_settings |= flatten(content)
         self.first: dict[str, str] = {}
@@ -140,7 +141,7 @@ class RunSpec:
     is_complete: bool = False
     folder: Path | None = None
     checkpoint: Path | None = None
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: Values = field(default_factory=dict)
 
 
 def new_spec(line: CommandLine) -> RunSpec:
@@ -153,7 +154,7 @@ def new_spec(line: CommandLine) -> RunSpec:
 
 
 def read_spec(
-    contents: list[dict[str, Any]],
+    contents: list[Values],
     line: CommandLine,
     model: str | None,
     is_complete: bool = False,
@@ -259,11 +260,11 @@ def as_yaml(spec: RunSpec) -> str:
     return spec.parser.dump(to_repeat, skip_unset=False, skip_validation=True)
 
 
-def as_values(spec: RunSpec) -> dict[str, Any]:
+def as_values(spec: RunSpec) -> Values:
     return yaml.safe_load(as_yaml(spec))  # type: ignore[no-any-return]
 
 
-def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
+def check_round_trip(spec: RunSpec, text: str) -> Values:
     """Return the settings of `as_yaml` as plain values. Raise UserError if a setting
     changes when it is read again: neither a resume nor a test could repeat such a run.
     """
@@ -280,12 +281,12 @@ def check_round_trip(spec: RunSpec, text: str) -> dict[str, Any]:
     return plain
 
 
-def arguments(config: Any) -> dict[str, Any]:
+def arguments(config: Any) -> Values:
     """Return the init_args of {class_path: ..., init_args: {...}}, or an empty dict."""
     return entries(entries(config).get("init_args"))
 
 
-def entries(config: Any) -> dict[str, Any]:
+def entries(config: Any) -> Values:
     """Return a dict or Namespace as a dict that shares its entries, and an empty dict
     for any other value."""
     if isinstance(config, Namespace):

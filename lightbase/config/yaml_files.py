@@ -13,7 +13,7 @@ import yaml
 
 import lightbase
 from lightbase.config.errors import UserError, did_you_mean
-from lightbase.config.files import relative_to_cwd
+from lightbase.config.files import Values, relative_to_cwd
 from lightbase.config.paths import PROJECT
 
 EXAMPLE = (
@@ -104,7 +104,7 @@ class ConfigLoader(yaml.SafeLoader):
 read_numbers_as_flags(ConfigLoader)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Values:
     """Return the content of a config file, a mapping, with today's import paths and
     without the setting `REMOVED`. The parser checks keys and types of values."""
     try:
@@ -185,7 +185,7 @@ def path_of_class(name: str) -> str:
     return name
 
 
-def flatten(config: Any, key: str = "") -> dict[str, Any]:
+def flatten(config: Any, key: str = "") -> Values:
     """Return {name of the flag: value} for a nested config, such as {"model.lr": 0.01,
     "model.net": "my.models.mlp.MLP", "model.net.sizes": [2, 2]}.
 
@@ -193,7 +193,7 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
     """
     if not isinstance(config, dict):
         return {key: config}
-    flat: dict[str, Any] = {}
+    flat: Values = {}
     for name, value in config.items():
         if name in ("class_path", "init_args"):
             flat |= flatten(value, key)

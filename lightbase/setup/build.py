@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule, seed_everything
 
 from lightbase.config.errors import UserError, first_line, own_line
+from lightbase.config.files import Values
 from lightbase.config.spec import RunSpec, arguments, entries, validate
 from lightbase.data.module import BaseDataModule
 from lightbase.run.devices import settle_devices
@@ -88,11 +89,11 @@ def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
         spec.parser.error(str(error), error)
 
 
-def facts_of(data: LightningDataModule) -> dict[str, Any]:
+def facts_of(data: LightningDataModule) -> Values:
     """Return what the data knows before it is loaded, by the names of the arguments
     that take it: num_classes, image_shape [C, H, W], and the number of channels,
     in_channels and, for timm, in_chans."""
-    facts: dict[str, Any] = {}
+    facts: Values = {}
     num_classes = getattr(data, "num_classes", None)
     if num_classes:
         facts["num_classes"] = int(num_classes)
@@ -103,7 +104,7 @@ def facts_of(data: LightningDataModule) -> dict[str, Any]:
     return facts
 
 
-def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
+def fill_in(spec: RunSpec, facts: Values) -> None:
     """Add facts of the data to the settings of the model, and of each network, loss and
     metric among its arguments, where the user has given no value."""
     model = spec.config.model
@@ -114,7 +115,7 @@ def fill_in(spec: RunSpec, facts: dict[str, Any]) -> None:
             fill_class(spec, f"model.{name}.{inner_name}", inner, facts)
 
 
-def fill_class(spec: RunSpec, key: str, node: Any, facts: dict[str, Any]) -> None:
+def fill_class(spec: RunSpec, key: str, node: Any, facts: Values) -> None:
     """Add facts to one {class_path: ..., init_args: {...}}, in place.
 
     key: The name of this setting, such as "model.net".

@@ -7,13 +7,12 @@ files.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule
 
 from lightbase.config.errors import UserError
-from lightbase.config.files import relative_to_cwd
+from lightbase.config.files import Values, relative_to_cwd
 from lightbase.config.known_errors import noted
 from lightbase.config.paths import PROJECT, is_own
 from lightbase.config.spec import (
@@ -37,7 +36,7 @@ SAVED = {"state_dict", "config", "package", "lightbase"}
 """Keys of a run's checkpoint. Version 0.2 did not save "lightbase"."""
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> Values:
     """Return the content of a run's checkpoint, from version 0.3 on, with today's names
     of classes. No code of the file is run."""
     checkpoint = load_checked(path)
@@ -100,7 +99,7 @@ def check_own(path: Path, root: str | None, way_out: str) -> None:
 
 
 def restore(
-    checkpoint: dict[str, Any],
+    checkpoint: Values,
     model: LightningModule,
     data: LightningDataModule,
     path: Path,
@@ -145,7 +144,7 @@ def leave_fold(spec: RunSpec) -> None:
         data["fold"] = None
 
 
-def check_has_classes(config: dict[str, Any]) -> None:
+def check_has_classes(config: Values) -> None:
     """Raise UserError if the model and data of a run were given as Python objects, of
     which the config has the classes only."""
     if config.get("built_in_python"):
@@ -157,7 +156,7 @@ def check_has_classes(config: dict[str, Any]) -> None:
 
 
 def check_split(
-    trained: dict[str, Any], data: Namespace, path: Path, has_state: bool = True
+    trained: Values, data: Namespace, path: Path, has_state: bool = True
 ) -> None:
     """Raise UserError if the data would be split in another way than in the training. A
     test could then have samples of the training.
@@ -181,14 +180,14 @@ def check_split(
             )
 
 
-def load_data_state(checkpoint: dict[str, Any], data: LightningDataModule) -> None:
+def load_data_state(checkpoint: Values, data: LightningDataModule) -> None:
     """Restore the state that a run has saved for its data, if there is one."""
     state = checkpoint.get(type(data).__qualname__)
     if state is not None:
         data.load_state_dict(state)
 
 
-def load_state(checkpoint: dict[str, Any], model: LightningModule, path: Path) -> None:
+def load_state(checkpoint: Values, model: LightningModule, path: Path) -> None:
     """Copy the weights of a run's checkpoint into the model."""
     try:
         model.load_state_dict(checkpoint["state_dict"])

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
@@ -23,7 +22,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from lightbase.compat import saved_logged_step
 from lightbase.config.errors import UserError, first_line, imported, say
-from lightbase.config.files import relative_to_cwd
+from lightbase.config.files import Values, relative_to_cwd
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
 from lightbase.config.yaml_files import WITHOUT_EFFECT, flatten
@@ -80,7 +79,7 @@ class LoggedSettings(Callback):
         self.continues = spec.folder is not None
 
     def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
     ) -> None:
         """Find the step at which a run that continues in its folder starts again."""
         if self.continues:
@@ -137,7 +136,7 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     name = config.class_path.rpartition(".")[2]
     title = spec.config.name
     version = run.folder.name
-    defaults: dict[str, dict[str, Any]] = {
+    defaults: dict[str, Values] = {
         "TensorBoardLogger": {
             "save_dir": run.folder.parents[1],
             "name": run.folder.parent.name,
@@ -174,7 +173,7 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
         raise UserError(f"{name} cannot start: {first_line(error)}") from error
 
 
-def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
+def hyper_parameters(config: Values) -> Values:
     """Return the settings in which experiments differ, such as {"model.lr": 0.01,
     "model.net": "my.models.mlp.MLP"}. The values are bool, int, float or text. Settings
     that are None, or that do not change the training, are left out.
@@ -184,7 +183,7 @@ def hyper_parameters(config: dict[str, Any]) -> dict[str, Any]:
     names = ("max_epochs", "precision", "accumulate_grad_batches", "gradient_clip_val")
     trainer = {name: config["trainer"][name] for name in names}
     parts = {"model": config["model"], "data": config["data"], "trainer": trainer}
-    parameters: dict[str, Any] = {"seed": config["seed_everything"]}
+    parameters: Values = {"seed": config["seed_everything"]}
     for key, value in flatten(parts).items():
         if value is None or key.rpartition(".")[2] in WITHOUT_EFFECT:
             continue
