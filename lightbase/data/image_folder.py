@@ -1,6 +1,4 @@
-"""Folders of image files: a function that finds the images, and the data module
-`ImageFolder`, which reads the images while training.
-"""
+"""Folders of image files, and the data module `ImageFolder` that reads them."""
 
 import fnmatch
 import os
@@ -62,10 +60,9 @@ def folders_in(folder: Path) -> list[Path]:
 
 def images_by_class(folder: Path, seen: set[Any]) -> dict[str, list[Path]]:
     """Return {class: images}. Each subfolder of `folder` with an image below it is a
-    class; its name is the name of the class. Print how many files are left out.
+    class of its name. Print how many files are left out.
 
-    seen: The images so far, also of other splits. A file with a second path is taken
-        once.
+    seen: The images so far, also of other splits. A file with two paths is taken once.
     """
     classes: dict[str, list[Path]] = {}
     num_left_out = 0
@@ -88,14 +85,8 @@ def images_by_class(folder: Path, seen: set[Any]) -> dict[str, list[Path]]:
 
 @dataclass(eq=False)
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """A Dataset of pairs (image, class number). An image is uint8 (C, H, W). It is read
-    from its file each time it is needed.
-
-    Args:
-        files: The image files.
-        targets: The class number of each file.
-        shape: Channels, height and width. Each image is converted to this shape.
-    """
+    """A Dataset of pairs (image, class number). An image is read from its file each
+    time it is needed, and converted to uint8 of `shape`, (C, H, W)."""
 
     files: list[Path]
     targets: list[int]
@@ -178,8 +169,8 @@ class ImageFolder(BaseDataModule):
             say("Images: no train/ and test/: a fifth of each class is the test")
         for name, paths in images_by_class(self.data_dir, seen).items():
             for part in PARTS:
-                index = self.seeded_part(len(paths), part)
-                files.setdefault(part, {})[name] = [paths[i] for i in index]
+                chosen = [paths[i] for i in self.seeded_part(len(paths), part)]
+                files.setdefault(part, {})[name] = chosen
         return files
 
     @property

@@ -1,10 +1,9 @@
 """The base class of data modules: loading, splits, loaders, and the transforms of
-batches on their device.
+batches on their device. `ArrayData` is for data without a class.
 
 A data set overrides the methods of `BaseDataModule` from `load` to `transform_batch`:
-read them first. `setup` and the three loaders, which Lightning calls, come next. Then
-follow the methods that load and divide the samples, and the state in a checkpoint.
-`ArrayData` is for data without a class.
+read them first. Then come those that Lightning calls, those that load and divide the
+samples, and the state in a checkpoint.
 """
 
 import inspect
@@ -178,10 +177,9 @@ class BaseDataModule(LightningDataModule):
         So is a map-style Dataset of any samples.
 
         A Dataset with random transforms needs the method `load(split, training)`. It is
-        called twice for the training set. With training=True it returns the samples for
-        the training. With False it returns the same samples in the same order, with the
-        transforms of evaluation: the samples for validation and a test fold are taken
-        from these. All other splits are loaded with False.
+        called twice for the training set: with training=True for the training, and with
+        False for the same samples in the same order, with the transforms of evaluation,
+        from which validation and a test fold are taken. Other splits get False.
         """
         raise UserError(
             f"data: {type(self).__name__} has no method load(split)", status=2
@@ -190,57 +188,43 @@ class BaseDataModule(LightningDataModule):
     def groups(self, split: Literal["train"]) -> Any:
         """Return the group of each sample of a split, such as its patient or scene:
         integers or texts (N,), in the order of `load`. Override this for val_split
-        grouped. It is called for the set that is divided, which is "train".
-
-        This version returns the groups that `load` has given to `seeded_part`, or None.
+        grouped. This version returns the groups that `load` has given to `seeded_part`.
         """
         return self.split_groups.get(split)
 
     def sample_weights(self, split: Literal["train"]) -> Any:
         """Return a weight of at least 0 for each training sample, (N,), in the order of
-        `load(split)`. Or return None, as this version does: then each sample comes once
-        in an epoch.
+        `load(split)`, or None, as this version does: then each comes once in an epoch.
 
-        With weights the samples of an epoch are drawn with replacement. A sample with
-        twice the weight is drawn twice as often. The number of steps stays the same.
-        Validation and test samples are never weighted. It is called after `load`, in
-        each process.
+        With weights the samples of an epoch are drawn with replacement, with twice the
+        weight twice as often. The number of steps stays the same. It is called after
+        `load`, in each process.
         """
         return None
 
     def collate(self, samples: list) -> Batch:
         """Return one batch made of these samples. Override this if samples differ in
-        shape: to pad sequences, for example.
-
-        The result is converted afterwards: float64 becomes float32. The targets of a
-        pair (inputs, targets) become float32 or int64 if they are one tensor.
-        """
+        shape: to pad sequences, for example. See `convert_types` for what follows."""
         return default_collate(samples)
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """Return the inputs of a batch as the network gets them, float32. It is called
-        in all stages. inputs: (N, ...), on the device of the training."""
+        """Return the inputs of a batch (N, ...) as the network gets them, float32, in
+        all stages, on the device of the training."""
         return inputs
 
     def augment(self, inputs: Tensor) -> Tensor:
-        """Return the inputs of a training batch with random changes, before
-        `normalize`. inputs: (N, ...), on the device of the training.
-
-        Take random numbers from the default generator of this device. Its state is in
-        every checkpoint, so a resumed run draws the same numbers.
-        """
+        """Return the inputs of a training batch (N, ...) with random changes, before
+        `normalize`. Take random numbers from the default generator of their device. Its
+        state is in every checkpoint, so a resumed run draws the same numbers."""
         return inputs
 
     def transform_batch(self, batch: Batch, training: bool) -> Batch:
         """Return a batch as the steps get it. Override this to change inputs and
         targets together, such as images and their masks.
 
-        This version passes the inputs through `augment` and `normalize`. The inputs are
-        the first part of a tuple or list; any other batch is the inputs itself.
-
-        Args:
-            batch: A batch on the device of the training.
-            training: Whether it is for a training step. If not, `augment` is left out.
+        This version passes the inputs through `augment`, if `training`, and
+        `normalize`. The inputs are the first part of a tuple or list; any other batch
+        is the inputs itself. It is on the device of the training.
         """
         inputs = inputs_of(batch)
         changed = self.normalize(self.augment(inputs) if training else inputs)
@@ -306,8 +290,7 @@ class BaseDataModule(LightningDataModule):
 
     def predict_dataloader(self, split: str = "test") -> DataLoader:
         """Return a split in torch's DataLoader, in the order of the data. Lightning
-        makes another one from its keyword arguments, with a part of the samples for
-        each process."""
+        makes one for each process from its keyword arguments."""
         return DataLoader(
             self.splits[split],
             batch_size=self.eval_batch_size,
@@ -431,8 +414,8 @@ class BaseDataModule(LightningDataModule):
     def _take(
         self, split: str, chosen: Tensor, left: Tensor, samples: Samples, groups: Any
     ) -> Tensor:
-        """Make a split of training samples. Return the positions that are left.
-        chosen: Indices into `left` of the samples of the split, int64."""
+        """Make a split of the samples at the positions left[chosen]. Return the
+        others."""
         part, left = divide(left, chosen)
         self.splits[split] = samples.select(part)
         self.split_groups[split] = groups[part]
@@ -441,8 +424,7 @@ class BaseDataModule(LightningDataModule):
 
     def _keep_for_training(self, left: Tensor, samples: Samples, groups: Any) -> None:
         """Make the split of the training. Load its samples a second time, with the
-        transforms of training, if `load` takes the argument `training`. Raise UserError
-        for another number of samples or weights."""
+        transforms of training, if `load` takes the argument `training`."""
         training_samples = samples
         if self._takes_training():
             training_samples = self._load_split("train", training=True)
@@ -478,8 +460,7 @@ class BaseDataModule(LightningDataModule):
             self.splits["test"] = self._load_split("test")
 
     def _load_split(self, split: Any, training: bool = False) -> Samples:
-        """Load a split, and set `input_spec`. Raise UserError if the split is empty, or
-        if it does not fit `image_shape` and `classes`."""
+        """Load a split, and set `input_spec`."""
         name = f"the {split} set of {type(self).__name__}"
         if self._takes_training():
             loaded = self.load(split, training=training)  # type: ignore[call-arg]
@@ -506,8 +487,8 @@ class BaseDataModule(LightningDataModule):
         return samples
 
     def never_has(self, target: int | None) -> bool:
-        """Return whether no loaded split can have this target. It may have it if its
-        targets are not class numbers, or if batches are transformed."""
+        """Return whether no loaded split can have this target: all targets are class
+        numbers, and batches are not transformed."""
         if target is None or is_overridden("transform_batch", self, BaseDataModule):
             return False
         for samples in self.splits.values():

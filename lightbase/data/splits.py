@@ -1,8 +1,8 @@
 """Which samples are for training, validation and test: seeded splits and folds.
 
-`BaseDataModule` calls these functions. A split depends only on the number of samples,
-their classes and groups, and the seed, so it is the same on any machine. Stratified and
-grouped splits may change with the version of scikit-learn.
+A split depends only on the number of samples, their classes and groups, and the seed,
+so it is the same on any machine. Stratified and grouped splits may change with the
+version of scikit-learn.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ LISTS_OF_FILES = ("samples", "files", "images")
 
 
 class Fold(NamedTuple):
-    """The fold that is the test set. The samples are divided into `num_folds` folds;
-    this is fold `number`, from 0. `seed` decides which samples are in which fold."""
+    """The fold that is the test set: fold `number`, from 0, of `num_folds` folds that
+    `seed` chooses."""
 
     number: int
     num_folds: int
@@ -41,8 +41,7 @@ class Fold(NamedTuple):
 
 
 def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold | None:
-    """Return the fold of the flags data.fold, data.num_folds and data.split_seed, or
-    None without folds."""
+    """Return the fold of the flags data.fold, data.num_folds and data.split_seed."""
     if number is None and num_folds is None:
         return None
     if number is None or num_folds is None or not number < num_folds or num_folds < 2:
@@ -141,12 +140,8 @@ def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Ten
 
 def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tensor, Any]:
     """Return the labels by which samples are divided: class numbers, int64 (N,), and
-    the numbers of groups, an array (N,). Unknown labels become zeros.
-
-    Args:
-        kind: The flag data.val_split.
-        groups: The numbers of the groups, or None if they are unknown.
-    """
+    the numbers of groups, an array (N,). Unknown labels become zeros. kind: The flag
+    data.val_split."""
     num = len(samples)
     classes = class_numbers(samples)
     if classes is None:
@@ -194,8 +189,7 @@ def check_unchanged(
     Args:
         name: The class of the data module, for the message.
         saved, now: {split: hash of its samples}. Only splits in both are compared.
-        trains: Whether a training follows. Then the test set of the data may differ,
-            since no sample of it is trained.
+        trains: Whether a training follows. Then the test set of the data may differ.
     """
     changed = [split for split in saved if now.get(split, saved[split]) != saved[split]]
     if trains:
@@ -216,12 +210,12 @@ def check_unchanged(
 
 
 def fingerprint(samples: Samples) -> str:
-    """Return a hash that tells the samples of a set, and their order, from others. It
-    is the same on any machine, and after the folder of the data has moved.
+    """Return a hash that tells the samples of a set, and their order, from others, on
+    any machine and in any folder.
 
-    It depends on the classes, and on some samples of arrays. Of a Dataset it depends on
-    the classes in the attribute `targets` and the names of the files. If it has
-    neither, a few samples are read, and count unless they are random.
+    It depends on the classes, and on some samples of arrays, or the names of the files
+    of a Dataset. If that has neither `targets` nor files, a few samples are read, and
+    count unless they are random.
     """
     dataset: Any = samples
     if isinstance(samples, DatasetSamples):
