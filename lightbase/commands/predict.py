@@ -155,8 +155,8 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
 
 
 def batches_of(samples: Iterator[Any], data: Any) -> Iterator[Any]:
-    """Yield batches of at most BATCH_SIZE samples. A batch that is one tensor has no
-    targets, and becomes the pair (inputs, None), which predict_step takes."""
+    """Yield batches of at most BATCH_SIZE samples. A batch that is one tensor becomes
+    the pair (inputs, None), which predict_step takes."""
     collate, keeps_float64 = default_collate, False
     if isinstance(data, BaseDataModule):
         collate, keeps_float64 = data.collate, data.keeps_float64
@@ -172,8 +172,8 @@ def samples_in(
 ) -> Iterator[Any]:
     """Yield each sample in the files. A folder means all images below it.
 
-    names: Gets the names of the samples.
-    unreadable: Gets an error for each path that cannot be read.
+    names, unreadable: Get the names of the samples, and an error for each file that
+        cannot be read.
     """
     if not isinstance(data, BaseDataModule):
         raise UserError(
@@ -196,9 +196,8 @@ def samples_in(
 def run_loop(
     trainer: Any, model: Any, data: Any, batches: Any, with_masks: bool = False
 ) -> tuple[dict[str, Rows], Rows]:
-    """Predict the batches by Lightning's loop, in the precision in which evaluate.py
-    tests. Return the outputs of predict_step by the names of `rows_by_name`, and the
-    targets, which are empty if those of a batch are not one tensor.
+    """Predict the batches by Lightning's loop. Return the outputs of predict_step by
+    the names of `rows_by_name`, and the targets that are tensors.
 
     model, data: They stay as they are: hooks of copies are replaced.
     with_masks: Of a segmentation keep the class of each pixel, not the probabilities,
@@ -311,8 +310,7 @@ def as_inputs(inputs: Any, data: Any) -> tuple[Any, bool]:
 
 def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
     """Write an npz file with an array (N, ...) for each name of `outputs`, or an array
-    NAME.i for each sample i if the samples differ in shape. The names of the samples
-    are the array `names`."""
+    NAME.i for each sample i if they differ in shape, and the array `names`."""
     content = {"names": np.array(names)}
     for name, rows in outputs.items():
         arrays = []

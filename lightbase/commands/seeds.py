@@ -1,8 +1,5 @@
 """`train.py --seeds 5`: one experiment with several seeds, the mean of repeated runs,
-and the difference of two settings.
-
-Read `train_seeds` first. The run of seed 3 is NAME/seed_3. The same command continues
-what was interrupted.
+and the difference of two settings. The run of seed 3 is NAME/seed_3.
 
 The intervals of `spread` and `difference` are Student's and hold for independent runs,
 such as runs that differ in the seed only. For folds they are too narrow (Bengio and
@@ -140,11 +137,8 @@ def compared_settings(config: Any) -> Values:
 
 
 def summarize(folder: Path, seeds: list[int], failures: dict[int, str]) -> Values:
-    """Print the mean and the spread of each metric, and write them to seeds.json.
-
-    folder: ROOT/NAME.
-    failures: {seed: the first line of the error}. The means are of the other seeds.
-    """
+    """Print the mean and the spread of each metric, and write them to seeds.json in the
+    folder ROOT/NAME. failures: {seed: the first line of the error}."""
     runs = {
         seed: read_run(folder, newest_version(folder / f"seed_{seed}"))
         for seed in seeds
@@ -169,10 +163,8 @@ QUANTILE = 0.975
 
 
 class Spread(NamedTuple):
-    """The mean of a number over repeated runs.
-
-    deviation: Their standard deviation, with the divisor n - 1. NaN for a single run.
-    low, high: The 95 % confidence interval of the mean. NaN for a single run.
+    """The mean of a number over repeated runs, their standard deviation, with the
+    divisor n - 1, and the 95 % confidence interval of the mean. NaN for a single run.
     """
 
     n: int
@@ -191,10 +183,7 @@ class Spread(NamedTuple):
 
 class Difference(NamedTuple):
     """The mean of a second setting minus that of a first, and its 95 % confidence
-    interval.
-
-    method: "paired by seed" or "Welch".
-    """
+    interval. method: "paired by seed" or "Welch"."""
 
     value: float
     low: float

@@ -1,7 +1,5 @@
 """The record of a run: its settings, which of them the user named, and where it starts.
-
-Read `CommandLine` and `RunSpec` first. `read_spec` makes a `RunSpec` of config files or
-of a checkpoint's settings. The rest checks settings and turns them into YAML.
+`read_spec` makes it of config files or of a checkpoint's settings.
 """
 
 import argparse
@@ -40,8 +38,7 @@ YAML_TYPES = (bool, int, float, str, list, tuple, dict, Namespace, Path, type(No
 
 
 def first_parser() -> argparse.ArgumentParser:
-    """Return a parser of the flags that decide how the other arguments are read.
-    `RunSpec.parser` reads the others, after the model's class is known."""
+    """Return a parser of the flags that decide how the other arguments are read."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False
     )
@@ -208,8 +205,7 @@ def read_spec(
 
 def with_defaults(parser: Parser, settings: Any) -> Namespace:
     """Return settings with the defaults of all others, in a form that YAML and
-    checkpoints can hold: PositiveInt and similar types become plain numbers. Parsing
-    changes `settings`."""
+    checkpoints can hold: plain numbers, for example. Parsing changes `settings`."""
     config = parse_unvalidated(parser.parse_object, settings)
     for key, value in list(config.items()):
         if isinstance(value, int | float):
@@ -229,9 +225,8 @@ def validate(spec: RunSpec, config: Namespace) -> None:
 
 
 def drop_objects(config: Any) -> None:
-    """Remove defaults that are objects, such as a functools.partial, in place. YAML
-    cannot hold them, and the class has them as its defaults. An object that differs
-    from the default stays."""
+    """Remove defaults that are objects, such as a functools.partial, in place: YAML
+    cannot hold them, and the class has them anyway."""
     if isinstance(config, list):
         for item in config:
             drop_objects(item)

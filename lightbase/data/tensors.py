@@ -39,8 +39,8 @@ IMAGE_ERRORS = (
 
 
 def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
-    """Return `values` with each tensor replaced by the function's result. `values` may
-    have any structure; other values stay."""
+    """Return `values`, of any structure, with each tensor replaced by the function's
+    result."""
     return apply_to_collection(values, Tensor, function)
 
 
@@ -94,8 +94,8 @@ def native_array(values: np.ndarray) -> np.ndarray:
 
 
 def plain_numbers(values: Any) -> Any:
-    """Return `values` with the scalars of NumPy as numbers of Python. A checkpoint may
-    hold no others. `values` may have any structure."""
+    """Return `values`, of any structure, with the scalars of NumPy as numbers of
+    Python: a checkpoint may hold no others."""
     return apply_to_collection(values, np.generic, np.generic.item)
 
 
@@ -131,11 +131,8 @@ def with_parts(batch: Any, *parts: Any) -> Any:
 
 def convert_types(batch: Any, keeps_float64: bool = False) -> Any:
     """Return the batch with dtypes that networks and losses take. float64 becomes
-    float32. If the batch has targets (see `targets_of`) and they are one tensor, float
-    targets become float32, and integers and bools become int64.
-
-    keeps_float64: Leave inputs of float64 as they are.
-    """
+    float32. Targets that are one tensor, see `targets_of`, become float32, or int64 if
+    they are integers or bools. keeps_float64: Leave inputs of float64 as they are."""
     if not keeps_float64:
         batch = map_tensors(
             lambda x: x.float() if x.dtype == torch.float64 else x, batch
@@ -193,14 +190,11 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def to_tensor(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
-    """Return a Pillow image as uint8 (C, H, W).
+    """Return a Pillow image as uint8 of `shape`, (C, H, W), where C is 1 (grey) or 3
+    (RGB).
 
     The image is rotated as its EXIF data says. Transparent parts become white. Numbers
-    of 16 bits are scaled to [0, 255]. Then the image is converted to grey or RGB, and
-    resized without keeping its proportions (bilinear).
-
-    Args:
-        shape: (C, H, W) of the result, where C is 1 (grey) or 3 (RGB).
+    of 16 bits are scaled to [0, 255]. The proportions are not kept (bilinear).
     """
     channels, height, width = shape
     ImageOps.exif_transpose(image, in_place=True)

@@ -1,8 +1,6 @@
 """Pictures for the loggers: what the network gets, and what it gets right and wrong.
-
-`PredictionFigures` keeps the predictions of a validation or test, and draws them when
-it ends. FIGURES has a function for each task, and at the end of the file there is one
-for each kind of picture. docs/tensorboard.md shows the pictures.
+docs/tensorboard.md shows them. FIGURES has a function for each task, and at the end of
+the file there is one for each kind of picture.
 """
 
 import json
@@ -177,10 +175,8 @@ class PredictionFigures(Callback):
     on_test_end = on_validation_end
 
     def images(self, indices: Tensor) -> Tensor:
-        """Read the images of samples again. Return (N, 3, H, W) in [0, 1].
-
-        indices: The positions of the samples in the data set, int64 (N,).
-        """
+        """Read again the images at these positions of the data set, int64 (N,). Return
+        (N, 3, H, W) in [0, 1]."""
         samples = self.loader.dataset
         if not isinstance(samples, Samples):
             samples = DatasetSamples(samples, default_collate)
@@ -188,9 +184,8 @@ class PredictionFigures(Callback):
 
 
 def first_loader(loaders: Any) -> Any:
-    """Return the first of the loaders that a hook of the data has returned. Return None
-    if it has no batches in the order of its data set: the pictures could not tell which
-    samples they show."""
+    """Return the first of the loaders that a hook of the data has returned, or None if
+    it has no batches in the order of its data set: which samples would be shown?"""
     loader: Any = CombinedLoader(loaders).flattened[0]
     is_ordered = isinstance(getattr(loader, "sampler", None), SequentialSampler)
     if is_ordered and loader.batch_sampler is not None:
@@ -305,11 +300,8 @@ FIGURES = {
 def new_figure(
     title: str, width: float = 3.5, height: float = 3.5, dpi: int = 100
 ) -> tuple[Figure, Axes]:
-    """Return an empty figure and its axes.
-
-    width, height: In inches. TensorBoard shows pictures 350 pixels wide until they are
-        clicked: 3.5 inches.
-    """
+    """Return an empty figure and its axes. width, height: In inches. TensorBoard shows
+    pictures 350 pixels wide until they are clicked."""
     figure = Picture((width, height), dpi=dpi, layout="constrained")
     figure.suptitle(title, fontsize=9)
     return figure, figure.add_subplot()
