@@ -329,7 +329,8 @@ def write_arrays(path: Path, names: Names, outputs: dict[str, Rows]) -> None:
 
 def write_masks(folder: Path, names: Names, rows: Rows) -> None:
     """Write a palette image for each sample, whose pixels are the class numbers, at
-    most 255. The mask of photo.jpg is photo.png. Nothing is overwritten."""
+    most 255. The mask of photo.jpg is photo.png. No input, and no other of these masks,
+    is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{Path(name).stem}.png" for name in names]
     files = {path.resolve() for path in [*paths, *map(Path, names)]}
@@ -396,7 +397,7 @@ def true_columns(true: Rows, data: Any, task: str | None) -> Columns:
 
 
 def class_columns(values: Tensor, names: Names, top_k: int) -> Columns:
-    """Return the columns of the likeliest classes. values: (N, classes)."""
+    """Return the columns of the likeliest classes. values: Shares (N, classes)."""
     if top_k > len(names):
         raise UserError(f"--top_k {top_k}: there are {len(names)} classes", status=2)
     columns = {}

@@ -48,7 +48,8 @@ def load(
     module, data: Objects that take the weights and the state of the checkpoint. Without
         a module, both are built from the config in it. The config names classes, so the
         file has to be in your folder of runs. Data of arrays needs no object.
-    trust: Open a file from anywhere, which you would also run as a program.
+    trust: Open a file from anywhere. Use it only for a file that you would run as a
+        program.
     Raise UserError for a file that is damaged, is somebody else's, or fits other
     classes.
     """

@@ -119,7 +119,8 @@ def train_seeds(
     spreads = summarize(root / config["name"], seeds, failures)
     if failures:
         raise UserError(
-            f"{len(failures)} of {len(seeds)} seeds failed: {str([*failures])[1:-1]}",
+            f"{len(failures)} of {len(seeds)} seeds failed: "
+            f"{', '.join(map(str, failures))}",
             "the means are of the others only",
         )
     return spreads

@@ -342,8 +342,8 @@ def as_mean(
     if "data.fold" not in sweep.searches:
         row |= {"95 % from": total.low, "to": total.high}
     row["state"] = "complete"
-    if num_failed := num_repeats - len(scores):
-        row["state"] = f"{num_failed} of {num_repeats} failed"
+    if len(scores) < num_repeats:
+        row["state"] = f"{num_repeats - len(scores)} of {num_repeats} failed"
     return row
 
 

@@ -309,6 +309,8 @@ def as_plain(value: Any) -> Any:
 def as_list(value: Any) -> list[Any]:
     """Return a list unchanged, None as an empty list, and any other value as a list of
     one."""
+    if value is None:
+        return []
     if isinstance(value, list):
         return value
-    return [x for x in [value] if x is not None]
+    return [value]

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from lightbase.compat import epochs_done
 from lightbase.config.errors import UserError, say
+from lightbase.config.files import Values
 from lightbase.config.paths import PROJECT
 from lightbase.data.loader import (
     ResumableLoader,
@@ -152,7 +153,7 @@ class BaseDataModule(LightningDataModule):
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size or batch_size
         self.splits: dict[str, Samples] = {}
-        self.split_groups: dict[str, Any] = {}  # with val_split grouped
+        self.split_groups: Values = {}  # with val_split grouped
         # {split: hash of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
         self.saved_fingerprints: dict[str, str] = {}
@@ -497,16 +498,16 @@ class BaseDataModule(LightningDataModule):
                 return False
         return True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Values:
         """Return the attributes for a worker process. A worker only calls `collate` of
         this object, so it needs neither the Trainer nor the samples."""
-        samples: dict[str, Any] = {"splits": {}, "split_groups": {}}
+        samples: Values = {"splits": {}, "split_groups": {}}
         return {**vars(self), **samples, "training_samples": None, "trainer": None}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         """Return the values for a checkpoint. A subclass adds those that it computes
         from the data, such as a mean."""
-        state: dict[str, Any] = {
+        state: Values = {
             "shuffle_seed": self.shuffle_seed,
             "classes": self.classes,
             "empty_batch": self.input_spec,  # the key of version 0.3, for its files
@@ -517,7 +518,7 @@ class BaseDataModule(LightningDataModule):
             state["fold"] = list(self.fold)
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         """Take over the values of a checkpoint, whose classes and fold have to be those
         of the data."""
         classes = state_dict["classes"]
@@ -572,14 +573,14 @@ class ArrayData(BaseDataModule):
         super().__init__(**arguments)
         self.classes = class_names or []
         self.image_shape = image_shape
-        self.parts: dict[str, Any] = {}
+        self.parts: Values = {}
         self.own_splits = self.parts  # without "val", some of "train" is for validation
 
     def load(self, split: Literal["train", "test"]) -> Any:
         return self.parts[split]
 
 
-def loader_data(loaders: dict[str, Any]) -> LightningDataModule:
+def loader_data(loaders: Values) -> LightningDataModule:
     """Return a data module of the user's own loaders, which are used as they are.
 
     loaders: "train", and if they are there "val" and "test".
