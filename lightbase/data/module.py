@@ -205,7 +205,8 @@ class BaseDataModule(LightningDataModule):
 
     def collate(self, samples: list) -> Batch:
         """Return one batch made of these samples. Override this if samples differ in
-        shape: to pad sequences, for example. See `convert_types` for what follows."""
+        shape: to pad sequences, for example. Afterwards float64 becomes float32, and
+        the targets of a pair become float32 or int64 if they are one tensor."""
         return default_collate(samples)
 
     def normalize(self, inputs: Tensor) -> Tensor:
@@ -225,7 +226,7 @@ class BaseDataModule(LightningDataModule):
 
         This version passes the inputs through `augment`, if `training`, and
         `normalize`. The inputs are the first part of a tuple or list; any other batch
-        is the inputs itself. It is on the device of the training.
+        is the inputs itself. The batch is on the device of the training.
         """
         inputs = inputs_of(batch)
         changed = self.normalize(self.augment(inputs) if training else inputs)
