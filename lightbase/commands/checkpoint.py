@@ -1,6 +1,5 @@
-"""Open a checkpoint for evaluate.py, predict.py and export.py (`open_checkpoint`) or in
-Python (`open_run`), with a Trainer that writes nothing. `Result` is what
-`lightbase.train` returns.
+"""Open a checkpoint for evaluate.py, predict.py and export.py, or in Python, with a
+Trainer that writes nothing. `Result` is what `lightbase.train` returns.
 """
 
 import contextlib

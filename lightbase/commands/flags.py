@@ -1,11 +1,8 @@
-"""The flags of the commands, which are read before torch is imported.
+"""The flags of the commands, which are read before torch is imported: --help and a
+mistyped flag are answered at once. compare/flags.py has others.
 
-`run_command` in script.py calls the function of the command in `READERS`, and imports
-the command afterwards. So --help and a mistyped flag are answered at once. The
-docstring of the function is the text of --help. compare/flags.py has others.
-
-Flags of train.py that a command passes on are in the attribute `others` of its options.
-lightbase/config/parser.py reads them.
+The docstring of a function is the text of --help. Flags of train.py that a command
+passes on are in the attribute `others` of its options. config/parser.py reads them.
 """
 
 import argparse

@@ -82,9 +82,8 @@ def train_seeds(
 
     root: The folder of all runs.
     config: The settings that each run has to have, earlier ones of this name, too.
-    args: The arguments of train.py.
     has_own_splits: Whether data.split_seed is the seed of each run.
-    train: A function that trains a run by the arguments of train.py.
+    train: A function that trains a run by arguments of train.py, such as `args`.
     """
     settings = compared_settings(config)
     commands = {}

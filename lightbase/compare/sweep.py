@@ -105,12 +105,11 @@ class Sweep:
 
     study: Its user attributes have the settings, and the reason of each failure by the
         name of the trial.
-    lock: A process holds it while it adds a trial. See `open_study`.
+    lock: A process holds it while it adds a trial.
     folder: ROOT/NAME.
     flags: The flags of train.py that all trials have.
     searches: Optuna's distributions by flag.
     grid: The values of each trial; empty with a range.
-    num_trials: The number of trials of all processes.
     monitor: The metric that compares the trials. None in folds without a validation.
     with_test: Whether each trial is tested. Trials that are compared are not.
     """

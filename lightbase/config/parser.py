@@ -310,9 +310,8 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
     characters, with a proposal if a similar name exists.
 
-    parser: The parser that has raised the error. Its keys are proposed.
-    config: The settings that were parsed before the error. The arguments of their
-        classes are proposed, too.
+    parser: It has raised the error. Its keys are proposed.
+    config: What was parsed before. The arguments of its classes are proposed, too.
     """
     if message.lower().startswith("unrecognized arguments: "):
         # "" is a variable of a shell that is not set
@@ -353,12 +352,10 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
 
 
 def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
-    """Return the reason in words that users know, with a proposal if there is one. The
-    words of Python's typing become words of YAML: None is null, for example.
+    """Return a reason of jsonargparse in words that users know, those of YAML, with a
+    proposal if there is one.
 
-    reason: One line of jsonargparse.
-    class_path: The class that the error is about, or "".
-    key: The setting with the error.
+    class_path, key: The class that the error is about, or "", and the setting.
     """
     if reason.startswith(("module ", "No module named ")):
         reason += did_you_mean(class_path, users_classes())
@@ -383,9 +380,8 @@ def proposal(name: str, parser: ArgumentParser, classes: dict[str, str | None]) 
     and --learning_rate find --model.lr.
 
     name: The name as it was typed, with or without dashes.
-    parser: Its keys are proposed.
-    classes: {setting: import path of its class}. The arguments of these classes are
-        proposed, too. The last class is the likeliest.
+    parser, classes: The keys of the parser are proposed, and the arguments of the
+        classes, {setting: import path}. The last class is the likeliest.
     """
     names = [action.dest for action in arguments_of(parser)]
     for key, class_path in classes.items():
@@ -404,13 +400,9 @@ def proposal(name: str, parser: ArgumentParser, classes: dict[str, str | None]) 
 
 def deepest_reason(message: str) -> tuple[str, str, str]:
     """Return the key, the class path at this key, and the error itself, each "" if the
-    message does not have it.
-
-    The most indented error is closest to the wrong value. Errors with the same indent
-    belong to the types of a union, and are joined with "or".
-
-    message: An indented tree. A line names a key, or a class, or an error.
-    """
+    message does not have it. A message is an indented tree, and the most indented error
+    is closest to the wrong value. Errors with the same indent belong to the types of a
+    union, and are joined with "or"."""
     keys = re.findall(r'Parser key "(.+?)":', message)
     class_paths = re.findall(r"Problem with given class_path '(.+)':", message)
     reasons = {0: [""]}

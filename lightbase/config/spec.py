@@ -121,15 +121,13 @@ class RunSpec:
 
     config: All settings of the run, with defaults.
     given: The names of the settings that the user has chosen, such as
-        "model.net.sizes". For a saved run these are the settings that its flags have
-        changed.
-    parser: The parser that has read the settings. It also writes them as YAML, and
-        builds the objects that they describe.
+        "model.net.sizes", for a saved run by the flags.
+    parser: It reads the settings, writes them as YAML, and builds their objects.
     is_complete: Whether all settings are given, as by a saved run.
     folder: The folder of a resumed run, otherwise None.
     checkpoint: The file from which the training starts, otherwise None.
-    trainer: The Trainer's arguments, with callbacks and similar ones as objects. It is
-        empty until `build` fills it.
+    trainer: The Trainer's arguments, with callbacks and similar ones as objects, once
+        `build` has filled them in.
     """
 
     config: Namespace

@@ -108,19 +108,17 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 class ImageFolder(BaseDataModule):
     """Images of any size in folders. The network gets them as float32 in [0, 1].
 
-    Two layouts work. Either the folders are data_dir/train/CLASS, and test and val
-    beside train if they exist. Or the folders are data_dir/CLASS; then a seeded fifth
-    of each class is the test set. Images may lie in subfolders of CLASS. Hidden files
-    and folders are left out.
+    The folders are data_dir/train/CLASS, with test and val beside train if they exist,
+    or data_dir/CLASS; then a seeded fifth of each class is the test set. Images may lie
+    in subfolders of CLASS. Hidden files and folders are left out.
 
     Args:
         data_dir: The folder with `train`, or with the classes.
         image_shape: Channels (1 for grey, 3 for colour), height and width. All images
             are converted to this shape.
-        num_workers: Processes that read the images. The default is one for each core,
-            but at most 8.
-        random_crop: Shift each training image at random by up to this many pixels. 0
-            does not shift them.
+        num_workers: Processes that read the images, by default one for each core, but
+            at most 8.
+        random_crop: Shift each training image at random by up to this many pixels.
         random_flip: Mirror each training image left to right with probability 1/2.
     """
 

@@ -84,15 +84,15 @@ class BaseDataModule(LightningDataModule):
             as the curves test_each_epoch/, and selects nothing.
         val_split: How samples are chosen for validation: at "random"; "stratified",
             the same share of each class; or "grouped", where no group (see the method
-            `groups`) is on two sides. "grouped" holds for folds and `seeded_part`, too.
+            `groups`) is on two sides, which holds for folds and `seeded_part`, too.
         split_seed: The seed that chooses the samples for validation and for the folds.
         num_folds: Divide the training set into this number of folds. One fold is the
             test set, and the test set of the data is not used.
         fold: The number of the fold that is the test set, from 0.
         drop_last: Leave out the last batch of a training epoch if it is smaller: its
             gradient varies more than others.
-        eval_batch_size: Samples in a batch in validation, test and prediction. The
-            default is batch_size.
+        eval_batch_size: Samples in a batch in validation, test and prediction, by
+            default batch_size.
     """
 
     classes: list[str] = []

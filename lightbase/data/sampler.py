@@ -43,9 +43,6 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
     `num_ranks` times the batch size. No sample comes twice in an epoch, unlike with
     torch's DistributedSampler, which repeats some to make the ranks equal.
 
-    With `weights` the order consists of draws with replacement. Everything else stays:
-    the number of batches, and the ranks' shares of one order.
-
     Lightning looks at the base classes: it would otherwise replace this sampler, by a
     DistributedSampler, or for `overfit_batches` by a SequentialSampler. The Trainer's
     flag `use_distributed_sampler` would also concern other loaders of the data.
@@ -60,7 +57,7 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
         seed: The seed of the orders and of the random transforms.
         rank: The rank of this process, in [0, num_ranks).
         num_ranks: The number of processes.
-        weights: Draw the samples with replacement, by these weights, float64
+        weights: Draw the order with replacement, by these weights, float64
             (num_samples,), at least 0 and not all 0. Without `shuffle` every epoch has
             the same draws.
     """

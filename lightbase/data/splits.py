@@ -69,8 +69,7 @@ def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
 
     Args:
         kind: The flag data.val_split.
-        classes: The class number of each sample, int64 (N,). All are 0 if they are
-            unknown.
+        classes: The class number of each sample, int64 (N,), or 0 if it is unknown.
         groups: The number of each sample's group, an array (N,), for "grouped".
     """
     num = len(classes)

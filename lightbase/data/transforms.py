@@ -35,13 +35,10 @@ def random_flip(images: Tensor) -> Tensor:
 
 
 def alternating_flip(images: Tensor, epoch: int) -> Tensor:
-    """Return the images, half of them mirrored left to right: one half in even epochs,
-    the other half in odd epochs. So two epochs show each image both ways, which random
-    flips do for only half of the images.
-
-    An image belongs to one half if the sum of its pixels is even, and to the other half
-    if it is odd. After K. Jordan, 2024, arXiv 2404.00498. Raise ValueError if the
-    images are not uint8: a sum of floats is neither even nor odd.
+    """Return the images, half of them mirrored left to right: those with an even sum of
+    pixels in odd epochs, the others in even epochs. So two epochs show each image both
+    ways, which random flips do for only half of the images. After K. Jordan, 2024,
+    arXiv 2404.00498. A sum of floats is neither even nor odd.
 
     Args:
         images: uint8 (N, C, H, W), before other random transforms.

@@ -120,8 +120,7 @@ def values_without_parts(
     sums, or lists of batches.
 
     means: The accumulator of the test, which names the curves.
-    samples: All outputs and targets.
-    parts: The positions of the samples of each part.
+    samples, parts: All outputs and targets, and the positions of each part.
     """
     states = []
     for rows in parts:
@@ -169,8 +168,7 @@ def interval(
     Other metrics have Student's interval.
 
     left_out: The values without each part of the samples, an array.
-    size: The number of samples for `wilson` if no part changes the value, as for an F1
-        of 1.
+    size: The number for `wilson` if no part changes the value, as for an F1 of 1.
     freedom: The degrees of freedom of the standard error.
     """
     num = len(left_out)
@@ -198,8 +196,8 @@ def wilson(share: float, num: float, freedom: float = math.inf) -> tuple[float, 
     succession, and statistical inference", 1927).
 
     share: The proportion that was measured, in [0, 1].
-    num: The number of samples. It may be a number with the same standard error.
-    freedom: The degrees of freedom of the standard error, infinity for a normal one.
+    num: The number of samples, or one with the same standard error.
+    freedom: The degrees of freedom of the standard error.
     """
     square = float(stats.t.ppf(QUANTILE, freedom)) ** 2
     radius = math.sqrt(square * (square + 4 * num * share * (1 - share)))

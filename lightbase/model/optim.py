@@ -136,8 +136,8 @@ def build_optimizer(
 ) -> Optimizer:
     """Return an optimizer.
 
-    name: A class of torch.optim, or the import path of another class.
-    args: Its arguments without `lr`.
+    name, args: A class of torch.optim or the import path of another class, and its
+        arguments without `lr`.
     groups: Parameter groups, see `grouped`.
     lr: The learning rate of groups that have none.
     fused: Compute a step in one kernel, which is by far the fastest way for small
@@ -159,9 +159,8 @@ def build_scheduler(
 ) -> LRScheduler:
     """Return a scheduler. `max_lr` is filled in with the learning rates of the groups.
 
-    name: A class of torch.optim.lr_scheduler or of this file, or the import path of
-        another class.
-    args: Its arguments.
+    name, args: A class of torch.optim.lr_scheduler or of this file, or the import path
+        of another class, and its arguments.
     num_steps: How often it will step in the whole training; None if the training has no
         end. It becomes the argument of `length_argument`, unless `args` have it.
     """

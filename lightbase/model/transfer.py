@@ -51,7 +51,7 @@ def load_weights(
     names = sorted(name for name in parts if len(parts[name]) == most)
     matched = parts[names[0]]
     unmatched = [name for name in state if name not in matched]
-    # A single number, such as BatchNorm's counter, fits any network.
+    # a single number, such as BatchNorm's counter, fits any network
     has_weights = any(tensor.dim() for tensor in matched.values())
     if not has_weights or (is_complete and unmatched):
         in_file = [name for table in tables.values() for name in table]

@@ -1,7 +1,5 @@
-"""Builds the data, the model and the Trainer's arguments of a run.
-
-Read `build` first: it makes the data and then the model, which needs numbers that only
-the data knows, such as the number of classes.
+"""Builds the data, the model and the Trainer's arguments of a run, the data first: the
+model needs numbers that only it knows, such as the number of classes.
 """
 
 import copy
@@ -56,13 +54,9 @@ def begin(spec: RunSpec, needed: Namespace) -> None:
 
 
 def instantiate(spec: RunSpec, config: Namespace) -> Namespace:
-    """Return the objects that a part of the settings describes, such as
-    Namespace(data=...), under the same keys.
-
-    Raises UserError for a wrong setting, and for a ValueError of a class, which is
-    about its arguments. Another error is raised as it is, with a note that names the
-    class.
-    """
+    """Return the objects that a part of the settings, such as Namespace(data=...),
+    describes. A wrong setting, and a ValueError of a class, which is about its
+    arguments, become a UserError. Another error gets a note that names the class."""
     failures: list[Exception] = []
 
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:

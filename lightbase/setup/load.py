@@ -1,8 +1,7 @@
 """A run rebuilt from its checkpoint, for evaluate.py, predict.py and export.py.
 
-Read `load_run` first. A checkpoint holds the config of its run, which names classes to
-import, so only a file in the user's folder of runs is rebuilt. `load_into` is for other
-files.
+A checkpoint holds the config of its run, which names classes to import, so only a file
+in the user's folder of runs is rebuilt. `load_into` is for other files.
 """
 
 from collections.abc import Sequence
@@ -161,8 +160,7 @@ def check_split(
     """Raise UserError if the data would be split in another way than in the training. A
     test could then have samples of the training.
 
-    trained: The config in a checkpoint.
-    data: The config of the data now.
+    trained, data: The config in a checkpoint, and that of the data now.
     has_state: Whether the data gets the state in the checkpoint. Then num_folds and
         fold may be null: the data's test set has no sample of the training.
     """

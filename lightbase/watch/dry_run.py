@@ -1,8 +1,5 @@
-"""The dry run: a mistake is found before a run has a folder.
-
-`dry_run` loads the data, and tries the network and the optimizer. Without it, the same
-mistakes end a training later, with longer errors. The metric of --monitor and the loss
-are checked in the training.
+"""The dry run: mistakes that would end a training later, with longer errors, are found
+before a run has a folder. The metric of --monitor and the loss are not tried.
 """
 
 import os
@@ -213,8 +210,7 @@ def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> An
     """Return the outputs of the network in eval mode. Afterwards each module is in the
     same mode as before. An error gets notes with the samples and the layer.
 
-    inputs: (N, ...), on the device of the network.
-    name: The class of the data.
+    inputs: (N, ...), on the device of the network. name: The class of the data.
     precision: The Trainer's flag as text.
     """
     training_modules = [module for module in net.modules() if module.training]

@@ -55,8 +55,7 @@ NUM_POINTS = 5000  # in a plot of predicted numbers
 
 
 class PredictionFigures(Callback):
-    """Draws pictures for the loggers, with tags that begin with view/. They need a
-    BaseDataModule and a BaseModule.
+    """Draws pictures of a BaseDataModule and a BaseModule for the loggers.
 
     At the start it draws training images as the network gets them. After a validation
     or the test it draws the predictions, in the way that the module's `task` needs. It

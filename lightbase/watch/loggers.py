@@ -96,8 +96,7 @@ class LoggedSettings(Callback):
             if isinstance(logger, TensorBoardLogger):
                 writer = logger.experiment.file_writer
                 # TensorBoard drops the points from this step on that an earlier start
-                # has written after its last checkpoint. It ignores the first such event
-                # of a run, so a new run needs one, too.
+                # has written. It ignores the first such event of a run.
                 start = SessionLog(status=SessionLog.START)
                 writer.add_event(Event(step=self.first_step, session_log=start))
                 # The first summary would list columns. TensorBoard takes the parameters
