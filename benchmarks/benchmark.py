@@ -4,19 +4,24 @@ network.
 python benchmarks/benchmark.py              # about 3 minutes on 2 cores
 python benchmarks/benchmark.py > speed.md  # the tables are Markdown
 
-Three contestants train for one epoch. They have the same generated images, and the
+The contestants train for one epoch. They have the same generated images, and the
 network and the optimizer of a shipped YAML:
 
 tutorial: The loop of PyTorch's tutorial. Its data set applies a transform to a PIL
     image for each sample, as the data sets of torchvision do.
+plain Lightning: The same data set in Lightning's Trainer. The module logs in each step.
 raw: A loop written by hand without logs. It makes its batches on the device.
+raw graph: The whole step of `raw` as a CUDA graph, on a GPU.
 ours: A run of scripts/train.py with the YAML, without validation and test.
+ours, graphs: The same with --cuda_graphs true, on a GPU.
 
 Read the functions with these names first, and then `measure`, which calls them in turn.
 """
 
 import contextlib
+import inspect
 import io
+import math
 import statistics
 import tempfile
 import time
@@ -25,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassAccuracy
 from torchvision import transforms
 
 from lightbase import Batch
@@ -71,23 +77,60 @@ class SingleImages(Dataset[Any]):
 
 
 class StepClock(Callback):
-    """Notes the times, in seconds, after the first step of an epoch, which contains the
-    costs of a start, and after the last one. A loop by hand calls `mark` after each
-    step. In a run this object is a callback."""
+    """Measures the time of steps. A loop by hand calls `mark` after each step; its time
+    begins after the first one, which contains the costs of a start. In a run this
+    object is a callback that measures the last epoch. It has no hook of a step, which
+    would keep steps from being replayed together.
+
+    times: The times at the begin and after the last step, in seconds.
+    num_timed: The number of steps between them.
+    busy: How busy the GPU was at the end, in percent, as nvidia-smi shows it: a mean
+        over 1/6 to 1 s, so the steps have to take longer.
+    """
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
+        self.num_timed = num_steps - 1
         self.times: list[float] = []
+        self.busy = math.nan
 
     def mark(self, step: int) -> None:
         """Note the time after the first and the last step, counted from 1."""
         if step in (1, self.num_steps):
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
+                self.busy = torch.cuda.utilization()
             self.times.append(time.perf_counter())
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.mark(trainer.global_step)
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.num_timed = self.num_steps
+        self.times = []
+        self.mark(1)
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.mark(self.num_steps)
+
+
+class PlainModule(LightningModule):
+    """A module as most templates write it: it logs the loss and the accuracy in each
+    step."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.net, self.optimizer, self.lr = model.net, model.optimizer, model.lr
+        self.accuracy = MulticlassAccuracy(num_classes=10)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        outputs = self.net(inputs)
+        loss = nn.functional.cross_entropy(outputs, targets)
+        self.accuracy(outputs, targets)
+        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/acc", self.accuracy, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr)
 
 
 def load(part: str, num_steps: int, root: str) -> Any:
@@ -97,7 +140,7 @@ def load(part: str, num_steps: int, root: str) -> Any:
     flags = (
         "--data=project.data.synthetic.SyntheticImages --data.val_fraction=0 "
         f"--data.image_shape={image_shape} --data.num_train={BATCH_SIZE * num_steps} "
-        f"--data.num_test={BATCH_SIZE} --trainer.max_epochs=1 "
+        f"--data.num_test={BATCH_SIZE} --trainer.max_epochs=2 "
         "--trainer.limit_val_batches=0 --trainer.limit_test_batches=0 "
         "--trainer.enable_progress_bar=true"
     )
@@ -111,6 +154,20 @@ def tutorial(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     train_by_hand(model, batches, torch.contiguous_format, clock)
 
 
+def plain_lightning(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Train as most templates do, without checkpoints."""
+    batches = DataLoader(SingleImages(*data.load("train")), BATCH_SIZE, shuffle=True)
+    trainer = Trainer(
+        max_epochs=2,
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        callbacks=[clock],
+    )
+    trainer.fit(PlainModule(model), batches)
+
+
 def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train with a fast loop: it makes the batches on the device, has a fused optimizer
     and the memory layout channels_last, and logs nothing."""
@@ -121,8 +178,53 @@ def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
         train_by_hand(model, batches, torch.channels_last, clock, fused=True)
 
 
+def raw_graph(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Replay the step of `raw` as a CUDA graph."""
+    images, targets = (tensor.to(device()) for tensor in data.load("train"))
+    net = model.net.to(device(), memory_format=torch.channels_last)
+    kind = getattr(torch.optim, model.optimizer)
+    lr = torch.tensor(model.lr, device=device())
+    options: Any = {"fused": True}
+    if "capturable" in inspect.signature(kind).parameters:
+        options["capturable"] = True
+    optimizer = kind(net.parameters(), lr=lr, **options)
+    indices = torch.randperm(len(images), device=device()).split(BATCH_SIZE)
+    index = indices[0].clone()
+
+    def step() -> None:
+        inputs = data.normalize(images[index])
+        outputs = net(inputs.contiguous(memory_format=torch.channels_last))
+        loss = nn.functional.cross_entropy(outputs, targets[index])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        step()
+    for number, chosen in enumerate(indices, 1):
+        index.copy_(chosen)
+        graph.replay()
+        clock.mark(number)
+
+
 def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train as scripts/train.py does, with logs, checkpoints and the progress bar."""
+    spec.config.cuda_graphs = False
+    spec.trainer["callbacks"] = [clock]
+    train_parsed(spec, model, data)
+
+
+def ours_graphs(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Train with CUDA graphs. The clock reads the trainer: a hook of each step would
+    keep the steps from being replayed together."""
+    spec.config.cuda_graphs = True
     spec.trainer["callbacks"] = [clock]
     train_parsed(spec, model, data)
 
@@ -154,31 +256,43 @@ def device() -> torch.device:
     return accelerator or torch.device("cpu")
 
 
-CONTESTANTS: dict[str, Any] = {"tutorial": tutorial, "raw": raw, "ours": ours}
-"""{name: function}. Each function trains one epoch."""
+CONTESTANTS: dict[str, Any] = {
+    "tutorial": tutorial,
+    "plain Lightning": plain_lightning,
+    "raw": raw,
+    "raw graph": raw_graph,
+    "ours": ours,
+    "ours, graphs": ours_graphs,
+}
+"""{name: function}. Each function trains one epoch, or a run two. Those with a graph
+need a GPU of CUDA."""
 
 
-def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
+def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[Any]]:
     """Call the contestants in turn, so that a change of the machine's speed affects all
-    of them. Return the seconds of 100 steps in each round, by contestant."""
-    times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    of them. Return {contestant: [(µs a step, GPU busy %) of each round]}."""
+    results: dict[str, list[Any]] = {
+        name: []
+        for name in CONTESTANTS
+        if "graph" not in name or device().type == "cuda"
+    }
     with (
         contextlib.redirect_stdout(io.StringIO()),
         tempfile.TemporaryDirectory() as root,
     ):
         for _ in range(rounds):
-            for name, contestant in CONTESTANTS.items():
+            for name, rows in results.items():
                 clock = StepClock(num_steps + 1)
-                contestant(*load(part, num_steps + 1, root), clock)
+                CONTESTANTS[name](*load(part, num_steps + 1, root), clock)
                 start, end = clock.times
-                times[name].append(100 * (end - start) / num_steps)
-    return times
+                rows.append((1e6 * (end - start) / clock.num_timed, clock.busy))
+    return results
 
 
 def main(args: Args = None) -> None:
     """Measure the parts, on the GPU if there is one, and print a Markdown table for
-    each: the median, the lowest and the highest round, and the median divided by that
-    of "ours"."""
+    each: the median, the lowest and the highest round, the median divided by that of
+    "ours", and how busy the GPU was, which takes steps of several seconds."""
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
@@ -189,13 +303,17 @@ def main(args: Args = None) -> None:
     print(f"# Speed\n\n```\n{describe_environment(Trainer(logger=False))}```\n")
     print(f"Median (lowest to highest) of {options.rounds} rounds.\n")
     for part in options.parts:
-        times = measure(part, options.steps, options.rounds)
-        print(f"| {part} | s for 100 batches of {BATCH_SIZE} | / ours |\n|---|---|---|")
-        for name, seconds in times.items():
-            median = statistics.median(seconds)
-            ratio = median / statistics.median(times["ours"])
-            spread = f"{min(seconds):.3g} to {max(seconds):.3g}"
-            print(f"| {name} | {median:.3g} ({spread}) | {ratio:.3g} |")
+        results = measure(part, options.steps, options.rounds)
+        print(f"| {part}, batches of {BATCH_SIZE} | µs a step | / ours | GPU busy % |")
+        print("|---|---|---|---|")
+        ours_us = statistics.median(us for us, _ in results["ours"])
+        for name, rows in results.items():
+            times, busy = zip(*rows, strict=True)
+            median = statistics.median(times)
+            spread = f"{min(times):.4g} to {max(times):.4g}"
+            ratio = f"{median / ours_us:.3g}"
+            percent = statistics.median(busy)
+            print(f"| {name} | {median:.4g} ({spread}) | {ratio} | {percent:.0f} |")
         print(flush=True)
 
 

@@ -23,6 +23,7 @@ import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 
@@ -327,6 +328,12 @@ def started_processes(trainer: Trainer) -> list[subprocess.Popen]:
     """
     launcher = trainer.strategy.launcher
     return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
+
+
+def shard_over_all_processes(strategy: ModelParallelStrategy) -> None:
+    """Let a ModelParallelStrategy make a mesh of all processes. Only the constructor
+    takes the size, which is not known there."""
+    strategy._data_parallel_size = strategy.num_nodes * strategy.num_processes
 
 
 def follow_until_averaged(callback: WeightAveraging, module: LightningModule) -> None:

@@ -29,7 +29,12 @@ from lightbase.config.spec import (
 )
 from lightbase.model.module import BaseModule
 from lightbase.run import fit
-from lightbase.run.devices import DataParallelStrategy, check_one_device, cpu_threads
+from lightbase.run.devices import (
+    DataParallelStrategy,
+    FullyShardedStrategy,
+    check_one_device,
+    cpu_threads,
+)
 from lightbase.run.folder import root_folder
 from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
@@ -145,8 +150,9 @@ def train_parsed(
 
 
 def register_strategies() -> None:
-    """Let --trainer.strategy have the name dp. A second call has no effect."""
+    """Let --trainer.strategy be dp or fsdp2. A second call has no effect."""
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
+    StrategyRegistry.register("fsdp2", FullyShardedStrategy, override=True)
 
 
 def make_extras(spec: RunSpec) -> list[Callback]:

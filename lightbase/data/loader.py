@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -176,7 +177,8 @@ class DatasetSamples(Dataset[Any]):
         if isinstance(self.dataset, TensorBatches):
             part: Any = self.dataset.select(index)
         else:
-            part = Subset(self.dataset, index.tolist())
+            # 8 bytes a sample; a list takes 36, and a forked worker would copy it
+            part = Subset(self.dataset, array("q", index.numpy().tobytes()))
         return DatasetSamples(part, self.collate)
 
 
@@ -313,11 +315,15 @@ class ResumableLoader(DataLoader[Any]):
                 yield map_tensors(itemgetter(part), rows)
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.batch_sampler.epoch, "num_batches": self.num_batches}
+        sampler = self.batch_sampler
+        state = {"epoch": sampler.epoch, "num_batches": self.num_batches}
+        return state | {"is_large": sampler.is_large}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next pass continue where `state_dict` was called."""
         epoch, first_batch = state["epoch"], state["num_batches"]
+        # until version 0.4 the order of large sets was made as that of others
+        self.batch_sampler.is_large = bool(state.get("is_large"))
         if first_batch == len(self):  # the epoch is over
             epoch, first_batch = epoch + 1, 0
         # The data module may have set a later epoch already. Then the saved epoch is

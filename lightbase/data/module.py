@@ -388,7 +388,7 @@ class BaseDataModule(LightningDataModule):
                 self.groups("train"), len(samples), type(self).__name__
             )
         classes, groups = split_labels(samples, self.val_split, groups)
-        left = torch.arange(len(samples))  # positions that no split has taken yet
+        left: Any = slice(None)  # positions that no split has taken yet: all
         if self.fold:
             chosen = fold_indices(self.val_split, self.fold, classes, groups)
             left = self._take("test", chosen, left, samples, groups)
@@ -406,7 +406,7 @@ class BaseDataModule(LightningDataModule):
                     status=2,
                 )
             self.splits["val"] = self.splits["test"]
-        if len(left) == len(samples) and self.val_split != "random":
+        if isinstance(left, slice) and self.val_split != "random":
             say(
                 f"data.val_split {self.val_split} chooses no validation samples: the "
                 "data has its own, or val_fraction is 0"
@@ -414,17 +414,17 @@ class BaseDataModule(LightningDataModule):
         self._keep_for_training(left, samples, groups)
 
     def _take(
-        self, split: str, chosen: Tensor, left: Tensor, samples: Samples, groups: Any
+        self, split: str, chosen: Tensor, left: Any, samples: Samples, groups: Any
     ) -> Tensor:
         """Make a split of the samples at the positions left[chosen]. Return the
         others."""
-        part, left = divide(left, chosen)
+        part, left = divide(torch.arange(len(samples))[left], chosen)
         self.splits[split] = samples.select(part)
         self.split_groups[split] = groups[part]
         self.fingerprints[f"chosen {split}"] = hash_of(chosen)
         return left
 
-    def _keep_for_training(self, left: Tensor, samples: Samples, groups: Any) -> None:
+    def _keep_for_training(self, left: Any, samples: Samples, groups: Any) -> None:
         """Make the split of the training. Load its samples a second time, with the
         transforms of training, if `load` takes the argument `training`."""
         training_samples = samples
@@ -437,7 +437,7 @@ class BaseDataModule(LightningDataModule):
                 "return the same samples in the same order, with other transforms",
             )
         num = len(samples)
-        if len(left) < num:
+        if isinstance(left, Tensor):
             samples = samples.select(left)
             training_samples = training_samples.select(left)
         self.splits["train"] = samples

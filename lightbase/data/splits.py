@@ -150,9 +150,9 @@ def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tenso
                 "they are int64 targets (N,), or the attribute `targets` of a Dataset",
                 2,
             )
-        classes = torch.zeros(num, dtype=torch.int64)
+        classes = torch.zeros(1, dtype=torch.int64).expand(num)  # one number in memory
     if groups is None:
-        groups = np.zeros(num)
+        groups = np.broadcast_to(np.zeros(1), num)
     return classes, groups
 
 

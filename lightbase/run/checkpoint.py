@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from lightbase.compat import follow_until_averaged
@@ -261,7 +263,13 @@ class ValidatedWeights(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         self.step = trainer.global_step
-        self.measured = fingerprints(pl_module.state_dict())
+        state = pl_module.state_dict()
+        self.measured = fingerprints(state)
+        sharded = [name for name in self.measured if isinstance(state[name], DTensor)]
+        if sharded:
+            parts = torch.stack([self.measured[name] for name in sharded])
+            dist.all_reduce(parts)
+            self.measured |= dict(zip(sharded, parts, strict=True))
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError if the weights of a checkpoint differ from the weights that
@@ -285,12 +293,14 @@ def fingerprints(state: dict[str, Any]) -> dict[str, Tensor]:
     or on the device. Nothing waits for a GPU.
 
     state: A state_dict. Parameters of lazy modules have no values before the first
-        batch, and are left out.
+        batch, and are left out. Of a DTensor, this is the sum of this rank's shard.
     """
     sums = {}
     for name, value in state.items():
         if not isinstance(value, Tensor) or is_lazy(value):
             continue
         if value.is_floating_point():
+            if isinstance(value, DTensor):
+                value = value.to_local()
             sums[name] = value.detach().flatten().view(torch.uint8).sum()
     return sums

@@ -1,8 +1,8 @@
-"""Which devices a run uses, and the strategy dp.
+"""Which devices a run uses, and the strategies dp and fsdp2.
 
 `settle_devices` fills in the flags, and `check_devices` checks them.
-`DataParallelStrategy` splits each batch over the GPUs of a machine; docs/devices.md
-says when that is useful.
+`DataParallelStrategy` splits each batch over the GPUs of a machine.
+`FullyShardedStrategy` divides the weights, too. docs/devices.md says when to use which.
 """
 
 import contextlib
@@ -22,11 +22,13 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import replicate
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from lightbase.compat import shard_over_all_processes
 from lightbase.config.errors import UserError, rank
 from lightbase.model.module import BaseModule
 
@@ -260,3 +262,46 @@ def split_forward(
             # Not __call__: the hooks of `net` run once, around all parts.
             outputs.append(replica.forward(*args_of[i], **kwargs_of[i]))
     return gather(outputs, devices[0])
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """FSDP2: divides weights, gradients and optimizer states over all processes. The
+    module's `configure_model` says how, with `torch.distributed.fsdp.fully_shard` and
+    `self.device_mesh["data_parallel"]`.
+
+    A checkpoint is one file with whole tensors, as on one device. Lightning's strategy
+    makes by default a mesh of one process for each machine: with `fully_shard`, each
+    process would train weights of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        shard_over_all_processes(self)
+        super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Raise UserError if a parameter is not divided: each process would train its
+        own."""
+        super().setup(trainer)
+        model: Any = self.lightning_module
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
+                raise UserError(
+                    f"fsdp2: {name} is in no part that configure_model of "
+                    f"{type(model).__name__} gives to fully_shard",
+                    "call fully_shard for the module that holds it",
+                )
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raise UserError for Lightning's strategy of model parallelism. Its default trains
+    other weights in each process, and our loaders know no tensor parallelism."""
+    is_ours = isinstance(strategy, FullyShardedStrategy)
+    if isinstance(strategy, ModelParallelStrategy) and not is_ours:
+        raise UserError(
+            f"trainer.strategy {type(strategy).__name__} has no use here",
+            "--trainer.strategy fsdp2 divides a model over all processes",
+            2,
+        )

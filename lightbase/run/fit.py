@@ -47,6 +47,7 @@ from lightbase.run.checkpoint import (
 )
 from lightbase.run.devices import (
     check_devices,
+    check_strategy,
     describe_devices,
     num_processes_started,
 )
@@ -495,7 +496,10 @@ def make_trainer(
             value = trainer_options[name]
             if isinstance(value, str) and "." in value:  # the path of a class
                 trainer_options[name] = imported(f"trainer.{name}", value)()
-        return Trainer(**trainer_options | {"plugins": plugins, "callbacks": callbacks})
+        trainer_options |= {"plugins": plugins, "callbacks": callbacks}
+        trainer = Trainer(**trainer_options)
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"
         raise UserError(problem, status=2) from error
+    check_strategy(trainer.strategy)
+    return trainer

@@ -1,8 +1,11 @@
 from itertools import chain
 
+import numpy as np
 import pytest
 
-from lightbase.data.sampler import EpochBatchSampler
+from lightbase.data import sampler as sampler_file
+from lightbase.data.loader import ResumableLoader
+from lightbase.data.sampler import EpochBatchSampler, permuted
 
 
 def batches(num, size, epoch=0, num_ranks=1, **options):
@@ -58,3 +61,52 @@ def test_each_batch_has_its_own_seed_whatever_was_read_before():
     others = seeds(1, shuffle=True) + seeds(seed=1) + seeds(num_ranks=2, seed=2)
     assert len({*first, *others}) == 40
     assert seeds() == seeds(1)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 100, 1000, 4097])
+def test_a_permutation_that_is_computed_has_each_number_once(num):
+    assert sorted(permuted(np.arange(num), num, seed=num)) == [*range(num)]
+
+
+def test_its_numbers_are_uniform_over_seeds():
+    num, num_seeds = 50, 2000
+    counts = np.zeros((num, num))
+    for seed in range(num_seeds):
+        counts[np.arange(num), permuted(np.arange(num), num, seed)] += 1
+    mean = num_seeds / num
+    chi_square = ((counts - mean) ** 2 / mean).sum()
+    freedom = (num - 1) ** 2
+    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_a_large_set_is_divided_among_ranks_and_resumes_within_an_epoch(monkeypatch):
+    in_memory = batches(103, 8, shuffle=True)
+    monkeypatch.setattr(sampler_file, "LARGE", 100)
+    monkeypatch.setattr(sampler_file, "CHUNK", 17)
+    of_ranks = batches(103, 8, 1, 3, shuffle=True)
+    assert sorted(chain(*chain(*of_ranks))) == list(range(103))
+    assert of_ranks != batches(103, 8, 2, 3, shuffle=True)
+    assert batches(103, 8, shuffle=True) != in_memory
+
+    def loader():
+        sampler = EpochBatchSampler(103, 8, shuffle=True)
+        return ResumableLoader(range(103), sampler, collate_fn=list)
+
+    whole = [*loader()]
+    started, again, old = loader(), loader(), loader()
+    passed = iter(started)
+    assert [next(passed) for _ in range(5)] == whole[:5]
+    state = started.state_dict()
+    again.load_state_dict(state)
+    assert [*again] == whole[5:]
+    # version 0.4.0 had the orders of large sets in memory
+    del state["is_large"]
+    old.load_state_dict(state)
+    assert [*old] == in_memory[0][5:]
+
+
+def test_a_billion_samples_take_no_memory():
+    sampler = EpochBatchSampler(10**9, 256, shuffle=True, num_ranks=2)
+    first = next(iter(sampler))
+    assert len({*first}) == 256
+    assert max(first) > 5e8

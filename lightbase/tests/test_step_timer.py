@@ -177,6 +177,15 @@ def test_advice_is_for_a_fifth_of_the_training() -> None:
     assert advised(optimizer=0.2, other=0.19) == ""
 
 
+def test_on_an_idle_gpu_the_advice_is_about_the_gpu() -> None:
+    # as mnist_mlp.yaml on an H200: it waits for Python, not for the curves
+    text = advised([0.07], logging=0.25, optimizer=0.3, other=0.2)
+    assert text.startswith("The GPU was idle 93% of the time; try a larger")
+    assert advised([0.7], logging=0.25).startswith("Logging")
+    # it may also wait for data
+    assert advised([0.07], data_loading=0.5).startswith("Steps waited for data")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(
     "SIMGPU_FOLDER" in os.environ, reason="a simulated GPU has no speed"

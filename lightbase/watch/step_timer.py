@@ -77,6 +77,13 @@ RULES = (
         "Steps waited for data {:.0%} of the training; try more --data.num_workers, or "
         "--data.resident true on a GPU",
     ),
+    # before the phases of the host, whose shares on an idle GPU are those of Python
+    (
+        "idle",
+        0.4,
+        "The GPU was idle {:.0%} of the time; try a larger --data.batch_size, "
+        "--cuda_graphs true, or --trainer.precision bf16-mixed",
+    ),
     (
         "transfer_transforms",
         0.3,
@@ -88,12 +95,6 @@ RULES = (
         0.2,
         "Logging and callbacks took {:.0%} of the training; try fewer callbacks, or a "
         "larger --trainer.log_every_n_steps",
-    ),
-    (
-        "idle",
-        0.4,
-        "The GPU was idle {:.0%} of the time; try a larger --data.batch_size, or "
-        "--model.compile_net inductor",
     ),
     (
         "overhead",

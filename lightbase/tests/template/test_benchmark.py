@@ -22,7 +22,7 @@ def test_it_compares(benchmark, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     benchmark.main(["--parts", "mnist", "--rounds", "2", "--steps", "50"])
     shown = capsys.readouterr().out
-    for name in ("tutorial", "raw", "ours"):
+    for name in ("tutorial", "plain Lightning", "raw", "ours"):
         assert f"\n| {name} | " in shown
 
 
