@@ -35,6 +35,12 @@ def sweep_flags(args: Args = None) -> Namespace:
         "--name",
         help="the sweep is in ROOT/NAME; the config's name and _sweep unless given",
     )
+    add(
+        "--storage",
+        metavar="URL",
+        help="Optuna's database, such as postgresql+psycopg://HOST/DATABASE; "
+        "the file study.journal of the sweep unless given",
+    )
     options, others = parser.parse_known_args(args)
     options.others = others
     return options

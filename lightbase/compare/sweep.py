@@ -1,7 +1,7 @@
 """Search the flags of train.py. Each trial is a run; lists alone are a grid.
 
-Read `run` and `Sweep.train_trials` first. `study.journal` in the sweep's folder is
-Optuna's file of settings, trials and results.
+Read `run` and `Sweep.train_trials` first. Optuna keeps settings, trials and
+results, in `study.journal` of the sweep's folder or in a database.
 
 Folds share most of their training samples. So their range is printed, and no standard
 error, which would be too small (Bengio and Grandvalet, "No unbiased estimator of the
@@ -60,9 +60,10 @@ except ImportError as error:
 from optuna import Study
 from optuna.distributions import CategoricalDistribution as Choices
 from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.storages import JournalStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 
 NOT_SEARCHED = [*SAME_TRAINING_KEYS, "monitor", "monitor_mode"]
 """Flags that no trial may change: the place of the runs, and the metric that compares
@@ -249,7 +250,7 @@ def begin(options: Namespace) -> Sweep:
     settings = flatten(as_values(spec)) | {"search": options.search}
     # the path may be typed in several ways; the test changes no training
     del settings["trainer.default_root_dir"], settings["test"]
-    study, lock = open_study(folder, settings, mode)
+    study, lock = open_study(folder, settings, mode, options.storage)
     flags = options.others
     return Sweep(
         study, lock, folder, flags, searches, grid, num_trials, metric, with_test
@@ -402,22 +403,21 @@ def name_of(number: int) -> str:
     return f"trial_{number:03d}"
 
 
-def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
-    """Return the study in a sweep's folder, which is made if needed, and the lock of
-    its file.
+def open_study(
+    folder: Path, settings: Values, mode: str, url: str | None
+) -> tuple[Study, Any]:
+    """Return the study of a sweep, and the lock that a process holds while it changes
+    the study. The sweep's folder is made if needed.
 
     settings: The config by flag, and `search`. Those of an earlier start must be equal.
+    url: The database of the study, or None for the file in the sweep's folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "study.journal"
     lock: Any = FileLock(folder / ".lock")  # Optuna's would stay for 30 s after kill -9
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with lock:
-        file.touch()
-        # a full disk may have cut the last line: the next would be appended to it
-        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
         study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(file), lock)),
+            storage=open_storage(url) if url else open_journal(folder, lock),
             study_name=folder.name,
             direction=f"{mode}imize",  # type: ignore[arg-type]
             load_if_exists=True,
@@ -426,6 +426,33 @@ def open_study(folder: Path, settings: Values, mode: str) -> tuple[Study, Any]:
         study.set_user_attr("settings", before)
     check_same_settings(folder, before, settings)
     return study, lock
+
+
+def open_journal(folder: Path, lock: Any) -> JournalStorage:
+    """Return the storage in the file of a sweep."""
+    file = folder / "study.journal"
+    file.touch()
+    # a full disk may have cut the last line: the next would be appended to it
+    os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+    return JournalStorage(JournalFileBackend(str(file), lock))
+
+
+def open_storage(url: str) -> RDBStorage:
+    """Return the storage in a database, whose tables are made if needed. Another sweep
+    may make them at the same time, and Optuna then raises an error."""
+    for is_last in (False, False, True):
+        try:
+            return RDBStorage(url)
+        except (IntegrityError, ProgrammingError):
+            if is_last:
+                raise
+        except (ImportError, ValueError, SQLAlchemyError) as error:
+            raise UserError(
+                f"--storage: {first_line(error)}",
+                "give a URL of SQLAlchemy and install its driver: docs/sweep.md",
+                2,
+            ) from error
+    raise AssertionError
 
 
 class Pool(Callback):
