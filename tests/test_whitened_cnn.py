@@ -1,7 +1,6 @@
 """The network whose first layer is computed from the data."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -81,18 +80,6 @@ def test_it_refuses_to_train_if_nothing_has_computed_its_first_layer() -> None:
     net.train()(images)
 
 
-def test_half_precision_and_a_tiny_epsilon_give_finite_numbers() -> None:
-    images = torch.rand(8, 3, 32, 32)
-    images[:4] = 0.5  # patches without variance
-    net = WhitenedCNN(7, norm_eps=1e-12)
-    net.whiten.fit(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        net(images).square().mean().backward()
-        assert net.eval()(images).isfinite().all()
-    gradients = [value.grad for value in net.parameters() if value.requires_grad]
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
 @pytest.mark.parametrize(
     ("stage", "ckpt_path", "weights", "num_images"),
     [
@@ -139,15 +126,3 @@ def test_the_bias_of_the_first_layer_stays_after_its_epochs() -> None:
     assert not torch.equal(biases[0], biases[1])
     assert torch.equal(biases[1], biases[2])  # momentum and decay do not move it
     assert torch.equal(biases[1], biases[3])
-
-
-def test_on_a_gpu_its_computed_weights_have_the_layout_of_the_trained_ones(
-    monkeypatch: pytest.MonkeyPatch, classifier: Any
-) -> None:
-    net = WhitenedCNN(10)
-    strategy = SimpleNamespace(root_device=torch.device("cuda"))
-    trainer = SimpleNamespace(strategy=strategy)
-    monkeypatch.setattr(classifier, "trainer", trainer, raising=False)
-    classifier(net, num_classes=10).prepare_net(trains=False)
-    for weight in (net.whiten.weight, net.blocks[0].conv1.weight):
-        assert weight.is_contiguous(memory_format=torch.channels_last)

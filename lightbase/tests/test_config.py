@@ -128,15 +128,6 @@ def test_an_argument_is_what_its_type_says_whatever_its_name(
     assert written["label_column"] == "Discs"
 
 
-def test_an_argument_of_a_class_takes_a_bare_name(tmp_path: Path) -> None:
-    bare = Path(TINY).read_text().replace("example.models.mlp.MLP", "MLP")
-    (tmp_path / "bare.yaml").write_text(bare)
-    spec, model, _ = parse(["--config", str(tmp_path / "bare.yaml")])
-    assert type(model.net).__name__ == "MLP"
-    net = as_values(spec)["model"]["init_args"]["net"]
-    assert net["class_path"] == "example.models.mlp.MLP"
-
-
 def test_an_argument_of_type_tensor_takes_a_list(train, tmp_path, capsys):
     loss = "--model.criterion torch.nn.CrossEntropyLoss --model.criterion.weight"
     train(loss, "[1,2,3,4]", "--trainer.max_epochs 1")

@@ -18,7 +18,6 @@ from lightbase.config.spec import (
 )
 from lightbase.setup.build import fill_in
 
-WATCHED = "--device_monitor=true --step_timer=true --figures_every_n_epochs=1"
 ON_TINY = f"--config {TINY}"
 FACTS = {"num_classes": 4, "image_shape": [3, 8, 8], "in_channels": 3, "in_chans": 3}
 
@@ -36,13 +35,6 @@ def test_the_config_of_a_network_of_torchvision_can_be_read_again(name):
     check_round_trip(spec, as_yaml(spec))
     net = spec.config.model.init_args.net
     assert net.init_args.num_classes == 4
-
-
-def test_a_network_by_its_name(train: Train):
-    net = "--model.net torchvision.models.get_model --model.net.name shufflenet_v2_x0_5"
-    train(net, "--trainer.max_steps 1")
-    spec = spec_of(*net.split())
-    assert spec.config.model.init_args.net.dict_kwargs == {"num_classes": 4}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -87,20 +79,11 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
             "a download failed",
         ),
         ("--model plain.PlainModule", "names no data"),
-        (f"{ON_TINY} --model.metrics.m torchmetrics.text.BLEUScore", "metric m"),
         (f"{ON_TINY} --model.criterion torch.nn.CTCLoss", "CTCLoss.forward() missing"),
         (
             f"{ON_TINY} --model.criterion torch.nn.CrossEntropyLoss "
             "--model.criterion.reduction none",
             "loss must be a scalar",
-        ),
-        (
-            f"{ON_TINY} --trainer.profiler lightning.pytorch.profilers.Profiler",
-            "abstract",
-        ),
-        (
-            f"{ON_TINY} --model.metrics.t torchmetrics.wrappers.MetricTracker",
-            "by a name",
         ),
     ],
 )
@@ -123,10 +106,3 @@ def test_evaluate_has_the_precision_of_a_plugin(train: Train, tmp_path):
     best = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
     tested = script("evaluate").main(["--ckpt_path", str(best)])
     assert tested["test/loss"] == metrics["test/loss"]
-
-
-def test_a_loss_of_timm_gets_no_classes():
-    """Only the networks of timm take them in **kwargs."""
-    pytest.importorskip("timm")
-    loss = spec_of("--model.criterion=timm.loss.JsdCrossEntropy")
-    assert not loss.config.model.init_args.criterion.get("dict_kwargs")

@@ -91,21 +91,3 @@ def test_names_are_beginnings_or_patterns(names, frozen, in_eval):
     assert found == {*frozen.split()}
     found = {name for name, module in modules if not module.training}
     assert found == {*in_eval.split()}
-
-
-class Tied(nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.out = nn.Linear(4, 4)
-        self.out.weight = self.first.weight
-
-
-def test_a_shared_weight_is_frozen_by_each_of_its_names(capsys):
-    net = Tied()
-    freeze_parameters(net, ["out"])
-    assert not net.first.weight.requires_grad
-    assert net.first.bias.requires_grad
-    assert capsys.readouterr().out == "Frozen: 20 of 24 parameters\n"

@@ -12,7 +12,6 @@ from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, seed_everything
 from paths import TINY, fails, script
-from plain import PlainData, PlainModule
 from small import Points
 from stops import Terminate
 from written import checkpoint, checkpoint_file, equal, weights
@@ -74,12 +73,6 @@ def check_result(result, run, module):
     assert result.metrics["val/acc"] == pytest.approx(float(best))
     assert [*result.history["epoch"]] == [1]
     assert len(result.plot().axes) == 2
-
-
-def test_a_training_without_a_folder_has_a_result(flags):
-    result = lightbase.train(*objects(), fast_dev_run=True, **flags)
-    assert result.folder is None
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")
 
 
 def test_load_finds_runs_as_the_scripts_do(tmp_path, flags, monkeypatch):
@@ -172,12 +165,6 @@ def test_settings_of_objects_are_refused(tmp_path, flags, name):
     assert not [*tmp_path.iterdir()]
 
 
-def test_plain_lightning_objects_train(flags):
-    module, data = PlainModule(), PlainData()
-    metrics = lightbase.train(module, data, name="plain", log_every_n_steps=1, **flags)
-    assert metrics["epochs"] == 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -192,17 +179,3 @@ def test_mistakes_are_user_errors(tmp_path, wrong, text):
     options = {"data": data, "default_root_dir": str(tmp_path), **wrong}
     with pytest.raises(UserError, match=text):
         lightbase.train(module, **options)
-
-
-def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_kernel(
-    monkeypatch,
-):
-    monkeypatch.setattr(sys, "ps1", "In [1]:", raising=False)
-    with pytest.raises(UserError, match=r"unknown key model.lrr"):
-        lightbase.main(["--model.lrr", "3"])
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
-    monkeypatch.setattr(
-        "lightbase.commands.train.run", lambda args: pytest.fail(f"{args}")
-    )
-    with pytest.raises(pytest.fail.Exception, match=r"\[\]"):
-        lightbase.main()

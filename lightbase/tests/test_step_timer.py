@@ -4,12 +4,10 @@ steps, validations are left out. What the advice at the end makes of it."""
 import os
 import re
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
 from lightning import Callback
@@ -17,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightbase.data.loader import TensorBatches
-from lightbase.watch.step_timer import PHASES, PhaseClock, StepTimer, advice
+from lightbase.watch.step_timer import PHASES, StepTimer
 
 HERE = "test_step_timer"
 FLAGS = f"--step_timer table --trainer.callbacks {HERE}.Keep --num_threads 1"
@@ -89,92 +87,6 @@ def test_each_phase_is_found_and_what_lies_between_steps_is_left_out(
     assert sum(timer.shares.values()) == pytest.approx(1)
     assert "\nAdvice: Logging and callbacks took" in shown
     assert 0.5 < timer.of_training < 1
-
-
-def test_it_rests_beside_another_profiler(train, capsys):
-    profiler = "lightning.pytorch.profilers.SimpleProfiler"
-    train(f"--step_timer true --trainer.profiler {profiler}")
-    shown = capsys.readouterr().out
-    assert "Step timer: off beside the SimpleProfiler" in shown
-    assert "Where the time of training went" not in shown
-
-
-class ByHand(Classifier):
-    """Lightning's profiler hears nothing of the backward of manual optimization."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        self.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        self.optimizers().step()
-
-
-def test_the_backward_of_manual_optimization_is_timed(train):
-    train(FLAGS, f"--model {HERE}.ByHand --trainer.max_epochs 1")
-    assert Keep.timer.shares["backward"] > 0
-
-
-class StandInEvent:
-    """A CUDA event of a GPU that works off what it was given, later than the CPU gives
-    it."""
-
-    now = 0.0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.at = StandInEvent.now
-
-    def elapsed_time(self, end: "StandInEvent") -> float:
-        return 1e3 * (end.at - self.at)
-
-
-def pass_steps(clock: PhaseClock, forwards: list[int]) -> None:
-    """Steps that load for 1 s, copy for 2 s, and run the network for so many
-    seconds."""
-    clock.start("run_training_epoch")
-    for forward in forwards:
-        seconds = {"train_dataloader_next": 1, "batch_to_device": 2}
-        seconds["training_step"] = forward
-        for action, time_s in seconds.items():
-            clock.start(action)
-            StandInEvent.now += time_s
-            clock.stop(action)
-
-
-def test_on_a_gpu_calls_are_timed_by_events(monkeypatch):
-    waits: list[int] = []
-    monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
-    clock = PhaseClock(torch.device("cuda"))
-    # timed are the first 99, and then 100, 111, 122, 133 and 144
-    pass_steps(clock, [60] + [6] * 98 + [2] * 55)
-    assert not waits  # within the epoch
-    clock.start("[Callback]StepTimer.on_train_epoch_end")
-    assert len(waits) == 1
-    seconds = {phase: round(total, 3) for phase, total in clock.seconds.items()}
-    expected = {"data_loading": 154, "transfer_transforms": 308}
-    expected["forward"] = 60 + 6 * 98 + 2 * 55
-    assert seconds == dict.fromkeys(PHASES, 0) | expected
-
-
-def advised(busy_shares: Any = (), **shares: float) -> str:
-    """The advice after a training whose phases had these shares."""
-    timer = StepTimer()
-    timer.shares = dict.fromkeys(PHASES, 0.0) | shares
-    return advice(SimpleNamespace(callbacks=[timer]), busy_shares)
-
-
-def test_advice_is_for_a_fifth_of_the_training() -> None:
-    assert advised(logging=0.25)
-    timer = StepTimer()
-    timer.shares = dict.fromkeys(PHASES, 0.0) | {"logging": 0.25, "forward": 0.75}
-    timer.of_training = 0.7  # the rest are validations
-    assert advice(SimpleNamespace(callbacks=[timer]), []) == ""
-    assert advised(logging=0.19) == advised(data_loading=0.19) == ""
-    assert advised(optimizer=0.2, other=0.19) == ""
 
 
 @pytest.mark.gpu

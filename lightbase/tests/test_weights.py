@@ -111,14 +111,6 @@ def test_averaged_weights_and_equal_names_count_before_others(tmp_path: Path) ->
         assert equal(loaded(tmp_path / "w.pth"), source())
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
-def test_values_that_cannot_be_weights_are_refused(tmp_path, dtype):
-    content = source() | {"head.weight": torch.ones(5, 4).to(dtype)}
-    torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=r"head\.weight is torch"):
-        loaded(tmp_path / "w.pth")
-
-
 def test_a_run_starts_with_them_once(train, tmp_path, monkeypatch, capsys):
     """With a relative path, from another run; evaluation and resume need the file no
     more."""
