@@ -21,11 +21,3 @@ def test_without_hidden_activation_it_is_linear() -> None:
     relu = MLP([5, 7, 3])
     relu.load_state_dict(net.state_dict(), strict=True)
     assert not torch.allclose(relu(10 * a), net(10 * a))
-
-
-def test_impossible_arguments() -> None:
-    for sizes in ([784], [784, 0, 10]):
-        with pytest.raises(ValueError, match="sizes"):
-            MLP(sizes)
-    with pytest.raises(ValueError, match="activation"):
-        MLP([2, 2, 2], activation="foo")

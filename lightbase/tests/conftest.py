@@ -17,6 +17,7 @@ from paths import HERE, TINY, argv, script
 
 from lightbase.config.paths import PROJECT
 
+OWN_PROCESSES = ("test_upgrade", "test_tour", "test_copies")
 # a script's background and nohup ignore them, and what they start would
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform == "win32":  # which lacks these; tests that send them are skipped there
@@ -57,8 +58,10 @@ def pytest_collection_modifyitems(items):
     import torch
 
     # Pages define classes in modules of a temporary folder. jsonargparse still finds
-    # these classes when the modules are gone, so the tests of pages come last.
+    # these classes when the modules are gone, so the tests of pages come last. Those
+    # that start processes are long, and come first: no worker waits for one at the end.
     items.sort(key=lambda item: "template" in item.path.parts)
+    items.sort(key=lambda item: item.path.stem not in OWN_PROCESSES)
     there = {"gpu": torch.cuda.is_available(), "linux": sys.platform == "linux"}
     for item in items:
         for mark, is_there in there.items():

@@ -55,7 +55,7 @@ def check_same_images(images: Tensor, candidates: Tensor) -> None:
 
 
 def killed(folder: str, *flags: str) -> None:
-    words = "configs/default.yaml --trainer.deterministic true --trainer.max_epochs 6 "
+    words = "configs/default.yaml --trainer.deterministic true --trainer.max_epochs 3 "
     words += "--data.num_train 1500 --data.num_test 100 --model.net gpu_compare.Noisy "
     words += f"--trainer.default_root_dir {folder} {' '.join(flags)} --name"
     command = [*TRAIN, *words.split()]

@@ -88,12 +88,8 @@ def start_train(folder, *flags):
     )
 
 
-def two_machines(folder, *flags, **gpus):
-    """Train with the command of docs/devices.md, both "machines" on the loopback.
-    Return what they print.
-
-    gpus: A variable of the environment, and its value on each machine.
-    """
+def two_machines(folder, *flags):
+    """Train with the command of docs/devices.md, both "machines" on the loopback."""
     # as a file, so that programs.py can fork it
     torchrun = Path(torch.__file__).parent / "distributed" / "run.py"
     options = "--nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=1"
@@ -101,14 +97,10 @@ def two_machines(folder, *flags, **gpus):
     train = ["--", "scripts/train.py", "--config", TINY]
     train += argv("--trainer.default_root_dir", folder, *flags)
     command = [sys.executable, str(torchrun), *options.split(), store, *train]
-    machines = []
-    for i in range(2):
-        environment = os.environ | {name: values[i] for name, values in gpus.items()}
-        machines.append(programs.start(command, cwd=HERE, env=environment, **PIPED))
+    machines = [programs.start(command, cwd=HERE, **PIPED) for _ in range(2)]
     outputs = "".join(machine.communicate(timeout=LIMIT_S)[0] for machine in machines)
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert outputs.count("Run folder: ") == 1
-    return outputs
 
 
 def wait_for(process, beginning):

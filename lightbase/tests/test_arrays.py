@@ -4,7 +4,6 @@ predictions for arrays."""
 import numpy as np
 import pytest
 import torch
-import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import seed_everything
@@ -113,19 +112,3 @@ def test_the_mistakes_of_a_run(flags):
     title = lightbase.confusion_matrix(result).get_suptitle()
     assert title == f"{len(found)} of 100 wrong"
     assert lightbase.pictures(result, "val").keys() == {"confusion_matrix"}
-
-
-def test_samples_that_do_not_fit(flags, tmp_path):
-    message = r"Linear\(.*\n.*\(3,\) of ArrayData \(val\)"
-    with pytest.raises((UserError, RuntimeError), match=message):
-        lightbase.train(module(), (X, Y), val=(X[:, :3], Y), **flags)
-    assert not [*tmp_path.rglob("version_*")]
-
-
-def test_scalars_of_numpy_are_numbers(flags):
-    flags |= {"batch_size": np.int64(30), "max_epochs": torch.tensor(1)}
-    trained = Classifier(MLP([4, 8, 2]), num_classes=2, lr=np.float32(0.1))
-    result = lightbase.train(trained, (X, Y), gradient_clip_val=np.float64(1), **flags)
-    assert result["steps"] == 3
-    config = yaml.safe_load((result.folder / "config.yaml").read_text())
-    assert config["data"]["init_args"]["batch_size"] == 30

@@ -14,7 +14,7 @@ from paths import HERE, TINY, argv, fails, script
 from torch import nn
 
 from lightbase.commands.flags import help_of_train
-from lightbase.commands.train import main, parse
+from lightbase.commands.train import main
 from lightbase.config.parser import FLAGS
 
 TEXT = Path(TINY).read_text()
@@ -234,17 +234,6 @@ def test_flags_win_over_configs_and_later_configs_over_earlier(capsys, tmp_path)
     # 1 is one batch, 1.0 is all
     limits = [trainer[f"limit_{split}_batches"] for split in ("train", "val", "test")]
     assert list(map(type, limits)) == [int, float, int]
-
-
-@pytest.mark.parametrize(("key", "num"), [("callbacks", 1), ("callbacks+", 2)])
-def test_callbacks_of_a_second_config_replace_the_firsts_or_are_added(
-    tmp_path, key, num
-):
-    stop, save = tmp_path / "stop.yaml", tmp_path / "save.yaml"
-    stop.write_text("trainer:\n" + EARLY_STOPPING)
-    save.write_text(f"trainer: {{{key}: [{{class_path: ModelCheckpoint}}]}}")
-    spec, *_ = parse(argv("--config", TINY, "--config", stop, "--config", save))
-    assert len(spec.trainer["callbacks"]) == num
 
 
 def test_early_stopping_and_checkpoints_of_the_users_beside_ours(train, tmp_path):

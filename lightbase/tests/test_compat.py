@@ -6,8 +6,6 @@ show that
 the package still needs it: where such a line fails, the function may go.
 """
 
-import os
-import subprocess
 from typing import Any
 
 import pytest
@@ -57,14 +55,3 @@ def test_skip_ended_epoch_is_needed() -> None:
     loop = trainer.fit_loop
     loop.restarting = False
     assert loop.restarting  # as long as Lightning's issue 19617 is open
-
-
-def test_started_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Lightning sets the port for all
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: len(args))
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False)
-    trainer.strategy.launcher._call_children_scripts()  # `launch` would also watch them
-    assert compat.started_processes(trainer) == [1]
-    other = Trainer(accelerator="cpu", strategy="ddp_spawn", logger=False)
-    assert compat.started_processes(other) == []

@@ -3,13 +3,13 @@ interruption."""
 
 import re
 from statistics import mean
-from typing import Any
 
 import pytest
 from example.classifier import Classifier
 from lightning import Callback
 from stops import Terminate
-from torch.optim import SGD, Adam
+from torch.distributions import Categorical
+from torch.optim import Adam
 from torch.optim.lr_scheduler import ExponentialLR
 from written import curves
 
@@ -84,32 +84,25 @@ def test_the_line_and_the_points_of_an_epoch_are_means_of_its_samples(
 
 
 class WithEntropy(Classifier):
-    """Tracks a value of its own, and no metrics. Steps two optimizers and a schedule by
-    hand, before `track`."""
+    """Tracks a value of its own, and no metrics. Steps its optimizer and its schedule
+    by hand, before `track`."""
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
         logits = self(batch[0])
         loss = self.criterion(logits, batch[1])
         self.manual_backward(loss)
-        for optimizer in self.optimizers():
-            optimizer.step()
-            optimizer.zero_grad()
+        self.optimizers().step()
         self.lr_schedulers().step()
-        entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
-        self.track("train", loss, entropy=entropy)
+        self.track("train", loss, entropy=Categorical(logits=logits).entropy().mean())
 
     def test_step(self, batch, batch_idx):
         self.track("test", self.criterion(self(batch[0]), batch[1]))
 
     def configure_optimizers(self):
-        first, *others = self.net.parameters()
-        adam = Adam([first], lr=0.01)
-        sgd = SGD([{"params": others, "name": "others"}], lr=0.25)
-        return [adam, sgd], [ExponentialLR(adam, 0.5)]
+        adam = Adam(self.parameters(), lr=0.01)
+        return [adam], [ExponentialLR(adam, 0.5)]
 
 
 def test_values_of_the_users_are_curves_and_a_step_by_hand_has_its_rate(
@@ -124,6 +117,5 @@ def test_values_of_the_users_are_curves_and_a_step_by_hand_has_its_rate(
     names = {name for name in found if name.startswith("train/")}
     assert names == {"train/loss", "train/entropy"}
     assert 0 < found["train/entropy"][0][1] < 1.4
-    rates = [rate for _, rate in found["lr/optimizer_0"]]
+    rates = [rate for _, rate in found["lr"]]
     assert rates[:3] == pytest.approx([0.01, 0.005, 0.0025])
-    assert {rate for _, rate in found["lr/others"]} == {0.25}

@@ -32,12 +32,6 @@ def test_training_and_validation_share_the_training_set_and_the_split_is_seeded(
     assert not torch.equal(other.values[0], val.values[0])
 
 
-def test_without_validation_all_trains_and_the_curve_is_of_the_test_set():
-    data = labelled(50, val_fraction=0)
-    assert len(data.splits["train"]) == 50
-    assert inputs_of(data.val_dataloader()) == list(range(1000, 1050))
-
-
 def test_each_epoch_has_another_order_and_drops_the_partial_batch() -> None:
     loader = labelled(115, val_fraction=0).train_dataloader()
     first, second = as_lists(loader), as_lists(loader, epoch=1)
@@ -114,19 +108,6 @@ def test_data_that_does_not_fit_is_refused(loaded, options, message):
     vars(data).update(options)
     with pytest.raises(UserError, match=f"the train set of Given .*{message}"):
         data.setup("fit")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"val_fraction": 0.999}, "val_fraction .* of 50 samples is 50 samples"),
-        ({"num_folds": 51, "fold": 0}, "num_folds 51: there are only 50 samples"),
-        ({"batch_size": 64}, "only 45 training samples; try"),
-    ],
-)
-def test_splits_and_batches_larger_than_the_data_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        labelled(50, **options).train_dataloader()
 
 
 class TrainOnly(BaseDataModule):

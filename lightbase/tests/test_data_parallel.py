@@ -9,9 +9,8 @@ import torch
 from example.classifier import Classifier
 from example.data.synthetic import SyntheticImages
 from example.models.mlp import MLP
-from lightning import LightningModule, Trainer, seed_everything
+from lightning import Trainer, seed_everything
 from paths import TINY
-from torch import Tensor, nn
 
 from lightbase.commands.train import parse, register_strategies
 from lightbase.compat import quiet_lightning
@@ -97,33 +96,6 @@ def test_gpus_train_test_and_predict_as_one(tmp_path, options):
     assert result["test/num_samples"] == 37
     predicted, wanted = several.predict(split, data), one.predict(plain, data)
     torch.testing.assert_close(torch.cat(predicted), torch.cat(wanted), **close)
-
-
-class OwnStep(LightningModule):
-    """No BaseModule. Calls `net` twice, and has parameters of its own beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = MLP(sizes=[48, 8, 4])
-        self.temperature = nn.Parameter(torch.ones(()))
-
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Any:
-        x, y = batch
-        logits = self.net(x) * self.temperature + self.net(x.flip(3))
-        return {"loss": nn.functional.cross_entropy(logits, y)}
-
-    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        self.net(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.02)
-
-
-@pytest.mark.gpu
-def test_a_step_of_ones_own_trains_as_on_one_device(tmp_path):
-    (_, plain), (_, split) = compared(tmp_path, OwnStep)
-    expected = plain.state_dict()
-    torch.testing.assert_close(split.state_dict(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_network_is_not_split_and_the_flag_takes_dp(tmp_path, monkeypatch):

@@ -4,12 +4,10 @@ import contextlib
 import functools
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from example.models.mlp import MLP
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from written import refused
 
@@ -89,24 +87,6 @@ def test_what_needs_a_launcher_is_refused_without_one_and_dp_with_one(monkeypatc
     check_devices(flags("gpu", 3, 2, "ddp"))
     with pytest.raises(UserError, match="with torchrun or on CPUs use ddp"):
         check_devices(flags("gpu", 3, 2, "dp"))
-
-
-class LaunchedError(Exception):
-    """In place of processes that train."""
-
-
-def test_cuda_is_asleep_when_processes_are_forked(train, monkeypatch):
-    def launch(*_: Any, **__: Any) -> None:
-        raise LaunchedError
-
-    monkeypatch.setattr(torch.cuda, "_lazy_init", Mock(side_effect=AssertionError))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(_MultiProcessingLauncher, "launch", launch)
-    gpus = "--trainer.accelerator gpu --trainer.devices 2 --trainer.precision 16-mixed"
-    watched = "--device_monitor true --step_timer true --figures_every_n_epochs 1"
-    with pytest.raises(LaunchedError):
-        train(f"--trainer.strategy ddp_fork {gpus} {watched}")
 
 
 class HalfOnly(MLP):

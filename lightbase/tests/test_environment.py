@@ -5,38 +5,40 @@ import os
 import resource
 import subprocess
 import sys
-from functools import partial
 from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
 from paths import HERE, TINY, fails
+from ranks import on_ranks
 
-
-def run(root, *flags, **options):
-    command = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
-    command += ["--trainer.default_root_dir", str(root), *flags]
-    return subprocess.run(
-        command, text=True, timeout=200, check=False, stderr=subprocess.PIPE, **options
-    )
+from lightbase.commands.train import main
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_closed_output(tmp_path):
-    result = run(tmp_path, preexec_fn=lambda: os.close(1))
+    command = [sys.executable, str(HERE / "scripts" / "train.py"), "--config", TINY]
+    command += ["--trainer.default_root_dir", str(tmp_path)]
+    options = {"stderr": subprocess.PIPE, "preexec_fn": lambda: os.close(1)}
+    result = subprocess.run(command, text=True, timeout=200, **options)
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "tiny" / "version_0" / "metrics.json").is_file()
 
 
-@pytest.mark.slow
+def train_with_few_files(folder):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    place = ["--config", TINY, "--trainer.default_root_dir", folder]
+    main([*place, "--data.num_workers=4"])
+
+
 @pytest.mark.linux
 def test_too_few_files_for_the_workers(tmp_path):
-    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40))
-    result = run(tmp_path, "--data.num_workers=4", preexec_fn=limit)
-    assert result.returncode == 1
+    function = "test_environment.train_with_few_files"
+    result = on_ranks(tmp_path, 1, function, tmp_path)
+    assert result.statuses == [1]
     # torch's iterator may add a traceback of its own when it is deleted
-    problem, way_out = result.stderr.partition("error: ")[2].splitlines()[:2]
+    problem, way_out = result.outputs[0].partition("error: ")[2].splitlines()[:2]
     assert "Too many open files" in problem
     assert "--data.num_workers, such as 0" in way_out
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from example.classifier import Classifier
-from example.models.mlp import MLP
 from paths import argv, fails, script
 from tasks import PlainImages, PlainWithStep
 from torch import nn
@@ -107,17 +106,6 @@ def test_what_cannot_be_exported_is_refused(net, text):
     model.example_input_array = torch.zeros(1, 8)
     with pytest.raises(UserError, match=text):
         graph_file(model, PlainImages(), "pt2")
-
-
-def test_exported_weights_give_the_same_outputs_in_plain_torch(trained):
-    best = trained()[0] / "checkpoints" / "best.ckpt"
-    output = export.main(["--ckpt_path", str(best)])
-    assert output == best.with_suffix(".pth")
-    net = MLP([192, 16, 4])
-    net.load_state_dict(torch.load(output, weights_only=True))
-    x = torch.rand(5, 3, 8, 8)
-    _, model, _ = load_run(best)
-    assert torch.equal(net(x), model.net.eval()(x))
 
 
 def test_mistakes(trained, tmp_path, capsys, monkeypatch):

@@ -1,14 +1,13 @@
 """Cross-validation: a fold of the training set is the test set."""
 
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attached import attach
 from given import Given, OwnSplits
-from paths import TINY, argv, fails, script
+from paths import TINY, argv
 from torch.utils.data import Dataset
 
 from lightbase.commands.train import parse
@@ -79,20 +78,3 @@ def test_wrong_folds_are_refused(flags: str) -> None:
     with pytest.raises(UserError, match=r"data.fold .* of .*: no such fold") as caught:
         parse(argv("--config", TINY, flags))
     assert caught.value.status == 2
-
-
-@pytest.mark.slow
-def test_a_run_of_a_fold(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """It is tested on its fold, and evaluated to the same numbers; it resumes with its
-    fold only."""
-    result = train("--data.num_folds 5 --data.fold 2 --trainer.max_epochs 1")
-    assert result["test/num_samples"] == 70
-    path = tmp_path / "tiny" / "version_0" / "checkpoints" / "best.ckpt"
-    evaluate = script("evaluate").main
-    assert evaluate(argv("--ckpt_path", path)).items() <= result.items()
-    other = argv("--ckpt_path", path, "--data.fold 3")
-    assert "--data.fold 3: the training of" in fails(capsys, 2, lambda: evaluate(other))
-    resume = "--ckpt_path last --trainer.max_epochs 2"
-    error = fails(capsys, 2, lambda: train(resume, "--data.fold 4"))
-    assert "--data.fold 4: a resume keeps" in error
-    assert train(resume)["test/num_samples"] == 70

@@ -58,13 +58,6 @@ def test_a_broken_image_ends_the_training_with_its_name(photos, num_workers, num
         read(data.train_dataloader())
 
 
-def test_an_own_validation_folder_and_any_case(photos):
-    shutil.copytree(photos / "test", photos / "VAL")
-    (photos / "train").rename(photos / "Train")
-    (photos / "test").rename(photos / "Testing")
-    assert sizes(attached(photos)) == [60, 15, 15]
-
-
 def test_what_is_no_image_of_a_class_is_left_out(photos, capsys):
     red = photos / "train" / "red"
     for folder in ("dev", "train/empty"):
@@ -91,17 +84,6 @@ def test_each_file_is_read_once_whatever_its_paths(photos, capsys):
     assert sizes(data) == [51, 6, 18]
     # those of the test set
     assert "Images: 3 files in train/ are left out" in capsys.readouterr().out
-
-
-def test_classes_that_have_names_of_splits(photos):
-    """Folders are classes or splits only if that is certain."""
-    vehicles = photos / "train"
-    for old, new in (("red", "bus"), ("green", "train"), ("blue", "test")):
-        (vehicles / old).rename(vehicles / new)
-    assert attached(vehicles).classes == ["bus", "test", "train"]
-    shutil.copytree(vehicles / "bus", vehicles / "train" / "steam")
-    with pytest.raises(UserError, match=r"bus/ and train/ may be two classes.*\nren"):
-        attached(vehicles)
 
 
 def test_a_file_of_another_format_is_not_opened_whatever_its_name(tmp_path):

@@ -141,13 +141,6 @@ def test_the_weights_are_of_the_samples_that_are_left_for_training(options):
     assert any(number % 3 == 0 for number in numbers)
 
 
-def test_weights_that_cannot_be_drawn_from_are_refused():
-    data = Weighted()
-    data.given = torch.ones(60, 1)
-    with pytest.raises(UserError, match=r"sample_weights: \[60, 1\] weights for 60"):
-        next(iter(attach(data).train_dataloader()))
-
-
 class Rare(SyntheticImages):
     def sample_weights(self, split: str) -> Any:
         _, labels = self.load("train")

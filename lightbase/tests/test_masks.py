@@ -3,14 +3,13 @@ alone, is refused."""
 
 from typing import Any
 
-import pytest
 import torch
 from paths import argv, fails, script
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lightbase import flip_where, random_flip, to_float
+from lightbase import random_flip, to_float
 from lightbase.data.module import BaseDataModule
 
 SHORT = argv(
@@ -38,18 +37,6 @@ class Masks(Plain):
         return random_flip(inputs)
 
 
-class Joint(Masks):
-    """Flips both together."""
-
-    def transform_batch(self, batch: Any, training: bool) -> Any:
-        images, masks = batch
-        if training:
-            is_flipped = torch.rand(len(images), device=images.device) < 0.5
-            images = flip_where(is_flipped, images)
-            masks = flip_where(is_flipped, masks)
-        return to_float(images), masks
-
-
 def test_augment_is_refused_where_the_masks_would_stay_as_they_are(
     train, tmp_path, capsys
 ):
@@ -59,13 +46,10 @@ def test_augment_is_refused_where_the_masks_would_stay_as_they_are(
     assert not list(tmp_path.glob("*/version_*"))
 
 
-@pytest.mark.parametrize("name", ["Plain", "Joint"])
-def test_the_classes_of_pixels_train_are_drawn_and_predicted(
-    train, tmp_path, capsys, name
-):
+def test_the_classes_of_pixels_train_are_drawn_and_predicted(train, tmp_path, capsys):
     """By the Classifier, whose task is multiclass."""
     more = "--figures_every_n_epochs 1"
-    result = train("--data", f"test_masks.{name}", *SHORT, more)
+    result = train("--data", "test_masks.Plain", *SHORT, more)
     assert 0 < result["test/acc"] < 1
     folder = tmp_path / "tiny" / "version_0"
     events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()

@@ -28,12 +28,11 @@ from written import checkpoint_file, curves
 import lightbase
 from lightbase.config.errors import UserError
 from lightbase.data.module import BaseDataModule
-from lightbase.model.metrics import Accumulator, as_curve_names, collection
+from lightbase.model.metrics import Accumulator, collection
 from lightbase.model.module import num_samples
 from lightbase.model.predictions import columns_of, confusion
 
 HERE = "test_numbers"
-LOSS = {"loss": torch.tensor(1.0)}
 
 
 def result(accumulator: Accumulator) -> dict[str, Any]:
@@ -110,25 +109,6 @@ def test_a_state_that_is_a_mean_over_processes_goes_on_as_it_was() -> None:
     assert resumed["r"].item() == pytest.approx(whole["r"].item(), abs=1e-6)
 
 
-def test_outputs_may_have_several_shapes() -> None:
-    """As with images of several sizes and a class for each pixel."""
-    metric = MulticlassAccuracy(3, average="micro")
-    accumulator = Accumulator(collection({"acc": metric}))
-    for side in (2, 3):
-        batch = torch.randn(4, 3, side, side), torch.randint(3, (4, side, side))
-        accumulator.add(4, {"loss": torch.tensor(1.0)}, *batch)
-        metric.update(*batch)
-    assert result(accumulator)["acc"] == metric.compute()
-
-
-def test_a_name_is_refused_that_another_curve_has() -> None:
-    accumulator = measured(
-        {"loss": MeanAbsoluteError()}, torch.ones(60), torch.ones(60)
-    )
-    with pytest.raises(UserError, match="two curves have the name 'loss'"):
-        result(accumulator)
-
-
 def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:
     """As of a network that is not trained. torchmetrics' compute groups would take them
     for one."""
@@ -138,17 +118,6 @@ def test_metrics_with_equal_states_in_the_first_batch_stay_two() -> None:
     found = result(measured(MetricCollection(metrics), outputs, targets, (50, 50)))
     for name, metric in metrics.items():
         assert found[name] == metric.clone()(outputs, targets)
-
-
-def test_metrics_keep_their_order_and_the_names_that_the_user_gave() -> None:
-    accuracy = MulticlassAccuracy(3)
-    pair = {"b": accuracy, "a": accuracy.clone()}
-    nested = {"both": MetricCollection(pair), "z": accuracy.clone()}
-    assert list(collection(pair)) == ["b", "a"]
-    assert list(collection(accuracy)) == ["MulticlassAccuracy"]
-    assert list(collection({"b": accuracy}, defaults={"a": accuracy})) == ["a", "b"]
-    assert list(collection({"b": accuracy, "a": None}, {}, {"a": accuracy})) == ["b"]
-    assert {*collection(nested)} == {"both_a", "both_b", "z"}
 
 
 def test_a_classification_metric_gets_float_targets_as_labels() -> None:
@@ -268,30 +237,14 @@ def test_wrappers_and_matrices_of_a_yaml_are_curves_and_files(train, tmp_path, c
     assert len(files["val_roc.json"]) == 3
 
 
-def test_each_parameter_group_has_a_curve(train, tmp_path):
-    groups = ("--model.parameter_groups", "{layers.1.weight: {lr: 0.5}}")
-    train(*groups, "--model.lr 0.25 --trainer.max_epochs 1")
-    points = curves(tmp_path / "tiny" / "version_0")
-    rates = {
-        name: {value for _, value in points[name]}
-        for name in points
-        if name.startswith("lr")
-    }
-    assert rates == {"lr/layers.1.weight": {0.5}, "lr/rest": {0.25}}
-
-
 @pytest.mark.parametrize(
     ("targets", "outputs", "inputs", "num"),
     [
         # several targets, of each sample a number
         ((torch.zeros(9), torch.zeros(9)), torch.zeros(9, 2), torch.zeros(9), 9),
-        # a list of the samples
-        ([torch.zeros(5)] * 2, [torch.zeros(5, 3)] * 2, torch.zeros(2, 5), 2),
         # detection: a dict for each of four images of several sizes
         ([{"boxes": torch.zeros(3, 4)}] * 4, None, [torch.zeros(3, 8, 9)] * 4, 4),
-        (["a text", "b"], None, torch.zeros(2, 5), 2),
         (None, None, (torch.zeros(8), torch.zeros(8)), 8),
-        (None, None, None, 1),
     ],
 )
 def test_the_samples_of_a_batch_are_counted(targets, outputs, inputs, num):
@@ -382,8 +335,3 @@ def test_targets_that_are_no_classes_are_refused() -> None:
         with pytest.raises(UserError, match="from 0 to num_classes - 1"):
             result(measured({"acc": metric}, torch.randn(3, 3), targets, (3,)))
     assert Classifier(nn.Linear(2, 2), nn.BCEWithLogitsLoss()).ignored_target() is None
-
-
-def test_names_of_classes_fit() -> None:
-    assert as_curve_names(["a b", "c", "Käse"]) == ["a_b", "c", "Käse"]
-    assert as_curve_names(["a b", "a/b", "a_b_0"]) == ["a_b_0", "a_b_1", "a_b_0_2"]

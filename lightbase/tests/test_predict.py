@@ -134,17 +134,6 @@ def test_a_plain_module_and_plain_data(tmp_path, capsys):
     assert "files need a BaseDataModule, which PlainImages is not" in error
 
 
-class Mean(Sees):
-    def predict_step(self, batch, batch_idx: int):
-        return super().predict_step(batch, batch_idx).mean(0)
-
-
-def test_a_row_for_each_input_is_needed(train, tmp_path, capsys) -> None:
-    train("--model test_predict.Mean --trainer.max_epochs 1")
-    error = fails(capsys, 1, lambda: predict(best_of(tmp_path)))
-    assert "predict_step has no row for each of the 75 inputs" in error
-
-
 def test_predict_writes_labels_numbers_and_texts(train, tmp_path):
     output = tmp_path / "x.csv"
     for task in ("multilabel", "regression", "text"):
@@ -178,9 +167,3 @@ def test_predict_writes_masks_and_nested_tensors(train, tmp_path, capsys):
     arrays = arrays_of(ckpt, tmp_path / "x.npz")
     assert sorted(arrays) == ["mean", "more", "names"]
     assert np.allclose(arrays["mean"], x.flatten(1).mean(1), atol=1e-6)
-
-
-def test_the_ending_of_a_file_is_that_of_its_content(ckpt, tmp_path, capsys):
-    typed = [*ckpt, "--output", str(tmp_path / "x.png")]
-    assert "NAME.csv or NAME.npz or NAME" in fails(capsys, 2, lambda: predict(typed))
-    assert not list(tmp_path.iterdir())

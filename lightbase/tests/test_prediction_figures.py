@@ -5,17 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from example.classifier import Classifier
-from small import Points
-from tasks import Scale, flags_of, outputs_of
+from tasks import flags_of, outputs_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
 from written import curves, equal, weights
 
 from lightbase.model.predictions import PALETTE
 from lightbase.watch import figures
 
-HERE = "test_prediction_figures"
 ON = "--figures_every_n_epochs 2"
 
 
@@ -97,20 +93,9 @@ def test_the_pictures_show_what_the_network_says(train, monkeypatch):
     assert text == f"{said} {shares[worst]:.0%}\nis {true}"
 
 
-class SameMemory(Scale):
-    """Writes all outputs into the same memory, as a network in CUDA graphs."""
-
-    memory = torch.empty(7, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = super().forward(x)
-        type(self).memory = self.memory.to(outputs.device)
-        return outputs if self.training else self.memory[: len(outputs)].copy_(outputs)
-
-
 def test_predicted_numbers_are_drawn_over_true_ones(train, monkeypatch):
     drawing = Drawing(monkeypatch)
-    train(ON, flags_of("regression"), f"--model.net {HERE}.SameMemory")
+    train(ON, flags_of("regression"))
     points = drawing.figures["view/predictions/test"].axes[0].lines[0]
     x, y = outputs_of("regression")
     assert torch.equal(torch.as_tensor(points.get_xdata()), y.flatten())
@@ -128,34 +113,3 @@ def test_masks_lie_over_the_images(train, monkeypatch):
     (shown,) = figures.overlay(image, torch.tensor([[[-100, 1]]]))
     expected = [image[0, :, 0, 0], (0.8 + PALETTE[1] / 255) / 2]
     torch.testing.assert_close(shown[:, 0], torch.stack(expected, 1))
-
-
-class Dollars(Points):
-    classes = [r"$\frac$", "right"]
-
-
-class OnlyLoss(Classifier):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        self.track("val", torch.zeros(()))
-
-
-MATRICES = ["view/confusion_matrix/val", "view/confusion_matrix/test"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "line", "tags"),
-    [
-        (
-            f"--model {HERE}.OnlyLoss --monitor val/loss",
-            "the outputs and targets in track do not fit task multiclass",
-            ["view/inputs/train"],
-        ),
-        (f"--data {HERE}.Dollars --model.net.sizes [10,2]", "", MATRICES),
-    ],
-    ids=["only the loss", "no images"],
-)
-def test_what_is_not_drawn_is_said(train, tmp_path, capsys, flags, line, tags):
-    train(ON, flags)
-    assert [*picture_steps(tmp_path / "tiny" / "version_0")] == tags
-    num = capsys.readouterr().out.count(f"none of predictions: {line}")
-    assert num == bool(line)

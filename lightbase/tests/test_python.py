@@ -2,7 +2,6 @@
 command line."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -12,8 +11,7 @@ import yaml
 from example.classifier import Classifier
 from example.models.mlp import MLP
 from lightning import LightningDataModule, seed_everything
-from paths import HERE, TINY, fails, script
-from plain import PlainData, PlainModule
+from paths import TINY, fails, script
 from small import Points
 from stops import Terminate
 from written import checkpoint, checkpoint_file, equal, weights
@@ -77,12 +75,6 @@ def check_result(result, run, module):
     assert len(result.plot().axes) == 2
 
 
-def test_a_training_without_a_folder_has_a_result(flags):
-    result = lightbase.train(*objects(), fast_dev_run=True, **flags)
-    assert result.folder is None
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")
-
-
 def test_load_finds_runs_as_the_scripts_do(tmp_path, flags, monkeypatch):
     monkeypatch.setattr("lightbase.config.paths.Project.logs", tmp_path / "logs")
     monkeypatch.setattr(PROJECT, "root", tmp_path)
@@ -105,53 +97,6 @@ def test_load_finds_runs_as_the_scripts_do(tmp_path, flags, monkeypatch):
     path = "logs/a/b/version_0/checkpoints/last.ckpt"
     result = lightbase.train(*objects(), name="a/b", ckpt_path=path, **flags)
     assert [row["epoch"] for row in result.epochs] == [1, 2]
-
-
-PROJECT_OF_A_USER = """
-from pathlib import Path
-
-import numpy as np
-from torch import Tensor, nn
-
-from lightbase import BaseDataModule, BaseModule, Batch, load, predict, train
-
-
-class Module(BaseModule):
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.criterion(self(batch[0]), batch[1])
-
-
-class Data(BaseDataModule):
-    def load(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros((4, 2)), np.zeros(4)
-
-
-result = train(Module(nn.Linear(2, 2)), Data(batch_size=4), max_epochs=1)
-folder: Path | None = result.folder
-numbers: dict[str, float] = result.metrics
-predict(result, np.zeros(2))
-module, data = load("name")
-module.freeze()
-"""
-WRONG = """
-result.best_epoch + "1"
-train(3)
-module.frieze()
-"""
-
-
-@pytest.mark.slow
-def test_mypy_sees_the_types_in_a_project_of_a_user(tmp_path, monkeypatch):
-    pytest.importorskip("lightbase.commands.predict")
-    mypy = pytest.importorskip("mypy.api")
-    (tmp_path / "right.py").write_text(PROJECT_OF_A_USER)
-    (tmp_path / "wrong.py").write_text(PROJECT_OF_A_USER + WRONG)
-    monkeypatch.chdir(HERE.parents[1])  # with the settings and the cache of the project
-    output, *_ = mypy.run([str(tmp_path)])
-    num_right = PROJECT_OF_A_USER.count("\n")
-    lines = re.findall(r"wrong.py:(\d+): error", output)
-    assert "right.py" not in output
-    assert {int(line) - num_right for line in lines} == {2, 3, 4}, output
 
 
 def test_a_run_of_a_yaml_is_opened_by_every_script(tmp_path, flags, monkeypatch):
@@ -220,12 +165,6 @@ def test_settings_of_objects_are_refused(tmp_path, flags, name):
     assert not [*tmp_path.iterdir()]
 
 
-def test_plain_lightning_objects_train(flags):
-    module, data = PlainModule(), PlainData()
-    metrics = lightbase.train(module, data, name="plain", log_every_n_steps=1, **flags)
-    assert metrics["epochs"] == 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -240,17 +179,3 @@ def test_mistakes_are_user_errors(tmp_path, wrong, text):
     options = {"data": data, "default_root_dir": str(tmp_path), **wrong}
     with pytest.raises(UserError, match=text):
         lightbase.train(module, **options)
-
-
-def test_in_a_notebook_main_raises_what_it_is_and_ignores_the_arguments_of_the_kernel(
-    monkeypatch,
-):
-    monkeypatch.setattr(sys, "ps1", "In [1]:", raising=False)
-    with pytest.raises(UserError, match=r"unknown key model.lrr"):
-        lightbase.main(["--model.lrr", "3"])
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
-    monkeypatch.setattr(
-        "lightbase.commands.train.run", lambda args: pytest.fail(f"{args}")
-    )
-    with pytest.raises(pytest.fail.Exception, match=r"\[\]"):
-        lightbase.main()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paths import argv, fails, script
+from paths import argv, script
 from ranks import on_ranks
 from scipy import stats
 from tasks import Outputs, ends_of, flags_of, ious, measured, outputs_of
@@ -206,13 +206,6 @@ def test_the_intervals_are_the_same_with_two_processes(trained, tmp_path) -> Non
             assert not any(result.statuses), result.outputs
         ends.append(read(out / "intervals.csv")[1][:, 1:].tolist())
     assert ends[0] == ends[1]
-
-
-def test_what_has_no_report_is_refused(train, tmp_path, capsys):
-    train(flags_of("regression"))
-    path = checkpoint_file(tmp_path / "tiny" / "version_0")
-    error = fails(capsys, 2, lambda: evaluate(argv("--ckpt_path", path, "--report")))
-    assert "--report: Task predicts no classes" in error
 
 
 def evaluate_on_rank(*words: str) -> None:

@@ -4,8 +4,6 @@ import shutil
 
 import pytest
 from lightning import Callback
-from paths import fails
-from written import refused
 
 import lightbase
 from lightbase.config.errors import UserError
@@ -29,14 +27,6 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path):
     assert not list(first.folder.iterdir())
 
 
-def test_discarding_removes_what_the_run_made_and_nothing_else(tmp_path):
-    LockedFolder(tmp_path, "b/c").discard()
-    assert not list(tmp_path.iterdir())
-    kept = LockedFolder(tmp_path, "a")
-    LockedFolder(tmp_path, "a").discard()
-    assert kept.folder.is_dir()
-
-
 class RemovesFolder(Callback):
     """Removes the run's folder in the second epoch."""
 
@@ -55,11 +45,3 @@ def test_a_run_whose_folder_is_removed_ends_with_two_lines(train, tmp_path, caps
     assert error == (
         f"{folder} is gone: it was removed while the run trained\nstart the run again\n"
     )
-
-
-@pytest.mark.parametrize("name", ["x/" + "b" * 256, "a\nb"])
-def test_names_that_no_folder_should_have_are_refused(train, tmp_path, capsys, name):
-    error = refused(capsys, tmp_path, lambda: train("--name", name))
-    assert "is not a name for a folder" in error
-    again = lambda: train("--ckpt_path last --name", name)  # noqa: E731
-    assert "is not a name for a folder" in fails(capsys, 2, again)

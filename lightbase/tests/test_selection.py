@@ -103,13 +103,6 @@ def test_a_plain_module_has_its_last_epoch_or_that_of_monitor(train, tmp_path):
         assert best_epoch(tmp_path / name / "version_0") == epoch
 
 
-def test_no_monitor_is_the_last_epoch(train, tmp_path):
-    train("--monitor null", WILD)
-    folder = tmp_path / "tiny" / "version_0"
-    assert best_epoch(folder) == 3
-    assert saved(folder) == (None, None)
-
-
 class Ties(Classifier):
     """Has the same val/acc in each epoch, and the lowest val/loss in the third."""
 

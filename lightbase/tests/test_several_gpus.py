@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning import Callback, Trainer
 from paths import TINY, Trained, argv
-from ranks import LIMIT_S, Ranks, on_ranks, start_train, two_machines
+from ranks import LIMIT_S, Ranks, on_ranks, start_train
 from written import weights
 
 from lightbase.commands.train import main
@@ -132,10 +132,3 @@ def test_the_second_gpu_alone(tmp_path, one_gpu, monkeypatch):
     flags = f"{GPU} --trainer.max_epochs 1 --trainer.devices -1"
     shown = run(tmp_path / "variable", flags)
     assert "Device: cuda:0, machines: 1, GPUs found: 1" in shown
-
-
-@two_gpus
-def test_two_machines_with_a_gpu_each(tmp_path, one_gpu):
-    output = two_machines(tmp_path, each(2), CUDA_VISIBLE_DEVICES=("0", "1"))
-    assert output.count("Device: cuda:0, machines: 2") == 1
-    assert_same_run(tmp_path, one_gpu)

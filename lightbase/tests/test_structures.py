@@ -190,13 +190,3 @@ def test_the_types_of_a_batch() -> None:
     assert batch.y.dtype == torch.int64
     _, targets = first_batch(Given(([[1, 2]] * 50, np.arange(50.0))))
     assert targets.dtype == torch.float32
-
-
-def test_the_second_of_two_images_is_no_target() -> None:
-    """Masks are: of another shape, or int64."""
-    images = torch.randint(256, (50, 1, 4, 4), dtype=torch.uint8)
-    first, second = first_batch(Given((images, images.numpy())))
-    assert first.dtype == second.dtype == torch.uint8
-    for masks in (images.long(), images[:, 0], images > 9):
-        _, targets = first_batch(Given((images, masks)))
-        assert targets.dtype == torch.int64

@@ -1,16 +1,12 @@
 """The finders of batch size and learning rate: what they suggest, what they leave
 behind, what they say."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from example.models.mlp import MLP
-from lightning.pytorch.demos.boring_classes import BoringModel
-from paths import ACCELERATOR, TINY, argv, fails, script
+from paths import TINY, argv, fails, script
 
 tune = script("tune")
-Tune = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -79,29 +75,3 @@ def test_a_finder_within_a_run_is_refused(train, tmp_path, capsys):
         "a BatchSizeFinder changes a setting of the run; search before the run" in error
     )
     assert not list(tmp_path.iterdir())
-
-
-class LitNet(BoringModel):
-    """As tutorials write it: what it needs stands in its hyper-parameters."""
-
-    def __init__(self, learning_rate: float = 0.01) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
-
-
-@pytest.mark.slow
-def test_modules_of_ones_own_are_tuned_by_their_hyper_parameters(tmp_path, capsys):
-    flags = f"--trainer.accelerator {ACCELERATOR} --trainer.default_root_dir {tmp_path}"
-    boring = "lightning.pytorch.demos.boring_classes.Boring"
-    flags += f" --max_lr 300 --data {boring}DataModule --model "
-    lit = f"{flags} test_tune.LitNet --find".split()
-    flag, _ = tune.main([*lit, "lr"])
-    assert flag == "--model.learning_rate"
-    capsys.readouterr()
-    error = fails(capsys, 2, lambda: tune.main([*lit, "batch_size"]))
-    assert "batch_size not found" in error
-    error = fails(capsys, 1, lambda: tune.main(f"{flags} {boring}Model".split()))
-    assert "there is no model.lr or model.learning_rate" in error

@@ -2,9 +2,6 @@
 the page names; evaluate.py gives the same numbers; an interrupted training of a few
 steps in each epoch goes on to the same weights."""
 
-import copy
-import importlib
-import math
 import os
 import re
 import signal
@@ -13,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning import Callback
-from pages import PACKAGE, REPO, commands, run, text_of, write_files
+from pages import REPO, commands, run, write_files
 from paths import argv
-from torch import Tensor
 from written import equal, weights
 
 FEW_STEPS = argv(
@@ -81,25 +76,3 @@ def test_a_page_trains_evaluates_and_resumes_as_it_stands(
     logs = user_folder / "logs"
     straight = weights(logs / "straight/version_0")
     assert equal(straight, weights(logs / "stopped/version_0"))
-
-
-def test_a_detector_has_a_loss_in_evaluation_and_learns_no_statistics_there(
-    user_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(text_of("docs/tasks/detection.md"), user_folder, monkeypatch)
-    detector = importlib.import_module(f"{PACKAGE}.detector")
-    small_fcos = importlib.import_module(f"{PACKAGE}.models.small_fcos")
-    data = importlib.import_module(f"{PACKAGE}.data.rectangles").Rectangles()
-    module = detector.Detector(small_fcos.SmallFCOS()).eval()
-    losses: list[Tensor] = []
-    monkeypatch.setattr(module, "track", lambda _, loss, *__: losses.append(loss))
-    batch = data.collate([data.load("test")[i] for i in (0, 1)])
-    before = copy.deepcopy(dict(module.named_buffers()))
-    assert any(name.endswith("running_mean") for name in before)
-    with torch.inference_mode():
-        module.validation_step(batch, 0)
-        module.test_step(batch, 0)
-    assert equal(dict(module.named_buffers()), before)
-    assert all(0 < loss < math.inf for loss in losses)
-    assert len(losses) == 2
-    assert not any(part.training for part in module.modules())

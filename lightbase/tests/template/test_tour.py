@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from pages import text_of
 
@@ -26,15 +27,15 @@ SHORTER = {
 def run(code: list[str], folder: Path) -> str:
     """Run lines of code in a folder beside logs/. Return the output."""
     (folder / "elsewhere").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join([REDIRECT, *code])],
-        cwd=folder / "elsewhere",
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    file = folder / "cells.py"
+    file.write_text("\n".join([REDIRECT, *code]))
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = (sys.executable, file)
+    process = programs.start(command, cwd=folder / "elsewhere", **streams)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
     assert not [*(folder / "elsewhere").iterdir()]
-    return done.stdout
+    return output
 
 
 def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from pages import PACKAGE, REPO, commands, text_of
 from PIL import Image
@@ -34,9 +35,13 @@ FOLDERS = (
 def call(folder: Path, *command: str) -> str:
     """Run a command in a folder. Return what it prints."""
     env = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, f"{shlex.join(command)}\n{printed}"
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    if command[0] == sys.executable:
+        process = programs.start(command, cwd=folder, env=env, **streams)
+    else:
+        process = subprocess.Popen(command, cwd=folder, env=env, text=True, **streams)
+    printed, _ = process.communicate()
+    assert process.returncode == 0, f"{shlex.join(command)}\n{printed}"
     return printed
 
 
@@ -104,5 +109,6 @@ def test_a_project_of_version_0_3_takes_todays_library(tmp_path: Path) -> None:
     assert '"test/acc"' in call(project, sys.executable, *evaluate)
     assert "Trained 2 epochs" in train(project, f"{run}/config.yaml", "--name=again")
 
-    tests = ("-m", "pytest", "-q", "-n0", "tests", "lightbase/tests/template")
+    pytest_as_file = str(Path(pytest.__file__).with_name("__main__.py"))
+    tests = (pytest_as_file, "-q", "-n0", "tests", "lightbase/tests/template")
     assert " passed" in call(project, sys.executable, *tests)
