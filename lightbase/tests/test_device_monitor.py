@@ -1,4 +1,4 @@
-"""Curves of the devices: the process, stand-ins for GPUs, and what cannot be read."""
+"""Curves of the devices: of the process."""
 
 import psutil
 import pytest
