@@ -1,7 +1,13 @@
-"""Curves of the devices: of the process."""
+"""Curves of the devices: the process, stand-ins for GPUs, and what cannot be read."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import psutil
+import pynvml
 import pytest
+import torch
 from written import curves
 
 from lightbase.watch import device_monitor
@@ -28,3 +34,27 @@ def test_cpu_and_memory_of_the_process_are_curves(watched):
     memory = psutil.Process().memory_info().rss / 2**30
     _, last = found["watch/device/memory_gib"][-1]
     assert last == pytest.approx(memory, rel=0.2)
+
+
+def test_a_gpu_has_the_curves_that_nvml_gives(watched, monkeypatch, capsys):
+    values: dict[str, Any] = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByUUID": "handle",
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3 * 2**30),
+        "nvmlDeviceGetPowerUsage": 250_000,
+    }
+    for name, value in values.items():
+        monkeypatch.setattr(pynvml, name, Mock(return_value=value))
+    refused = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", Mock(side_effect=refused))
+    properties = SimpleNamespace(uuid="1-2-3")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    monkeypatch.setattr(device_monitor, "devices_of", lambda _: gpus)
+    found = watched()
+    read = {"busy_percent": 40, "memory_gib": 3, "power_watt": 250}
+    for name, value in read.items():
+        assert found[f"watch/device/gpu1_{name}"][-1][1] == value
+    assert "watch/device/gpu1_temperature_celsius" not in found
+    assert capsys.readouterr().out.count("gpu0_temperature_celsius: ") == 1

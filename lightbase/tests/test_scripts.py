@@ -14,6 +14,7 @@ from written import checkpoint_file, equal, weights
 
 from lightbase.commands.flags import evaluate_flags, export_flags, predict_flags
 from lightbase.config.errors import UserError
+from lightbase.config.files import write_whole
 from lightbase.data.tensors import read_image
 
 
@@ -65,6 +66,16 @@ def test_a_name_or_last_stands_for_a_checkpoint_below_the_typed_root(tmp_path, c
     resume = [root, "--name=mlp", "--ckpt_path=last"]  # of this name
     error = fails(capsys, 1, lambda: script("train").main(["--config", TINY, *resume]))
     assert f"checkpoint {files[2]} is damaged" in error
+
+
+@pytest.mark.linux
+def test_the_link_that_a_crash_has_left_is_not_followed(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (tmp_path / ".new.part").symlink_to(target)
+    write_whole(tmp_path / "new", "written")
+    assert (tmp_path / "new").read_text() == "written"
+    assert target.read_text() == "mine"
 
 
 def test_a_grey_image_of_16_bits(tmp_path):
