@@ -62,8 +62,8 @@ from lightbase.run.state import (
     note_on_state,
 )
 from lightbase.run.stops import (
+    BetweenSteps,
     Patience,
-    StopOnSignal,
     StopWithoutLoss,
     end_processes,
 )
@@ -369,11 +369,17 @@ def make_callbacks(
     values = check_round_trip(spec, text)
     if run and run.is_new:
         run.write("config.yaml", text)  # a run that is killed soon can start again
+    checkpoints: list[Callback] = []
+    last = None
+    if config.trainer.enable_checkpointing is not False:
+        last = RunCheckpoint(folder, "last", minutes=config.checkpoint_minutes)
+        # after best.ckpt, so that last.ckpt records the new best value
+        checkpoints = [*make_checkpoints(config, folder, monitor), last]
     callbacks: list[Callback] = [
         ResumedOptimizer(),
         WholeEpochs(),
         RandomState(),
-        StopOnSignal(),
+        BetweenSteps(last),
         StopWithoutLoss(),
         RunFolder(run.folder if run else None),
         RunRecorder(values, text, run),  # before EpochLines, which shows its history
@@ -388,15 +394,14 @@ def make_callbacks(
                 check_on_train_epoch_end=False,
             )
         )
-    if config.trainer.enable_checkpointing is not False:
-        callbacks += make_checkpoints(config, folder, monitor)
-    return callbacks
+    return [*callbacks, *checkpoints]
 
 
 def make_checkpoints(
     config: Any, folder: Path, monitor: Monitor | None
 ) -> list[Callback]:
-    """Build the callbacks that write the checkpoints of a run, in their order.
+    """Build the callbacks that write the checkpoints of a run, except last.ckpt, in
+    their order.
 
     With a monitor, best.ckpt may be written after each validation, also within an
     epoch. Without one, it is the newest epoch.
@@ -412,8 +417,7 @@ def make_checkpoints(
     callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
-    # after best.ckpt, so that last.ckpt records the new best value
-    return [*callbacks, RunCheckpoint(folder, "last")]
+    return callbacks
 
 
 def check_callbacks(callbacks: list[Callback]) -> None:

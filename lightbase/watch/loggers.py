@@ -113,12 +113,11 @@ class LoggedSettings(Callback):
                 folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
                 say(f"Curves: tensorboard --logdir {folder}")
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the points of the curves to disk, before the checkpoint of the epoch.
-
-        If the run is killed after the checkpoint, its curves have all points up to this
-        checkpoint. A resume then leaves no gap.
-        """
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the points of the curves to disk. If the run is killed after the
+        checkpoint, its curves have all points up to it: a resume leaves no gap."""
         for logger in trainer.loggers:
             logger.save()
 
