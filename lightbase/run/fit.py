@@ -127,36 +127,37 @@ def train(
             return metrics, trainer
     except (Exception, Stopped) as error:
         if run:
-            end_early(run, error, config, model)
+            end_early(run, error)
         raise
     finally:
         if run:
             run.close()
 
 
-def end_early(
-    run: LockedFolder, error: Exception | Stopped, config: Any, model: LightningModule
-) -> None:
-    """Remove the folder of a new run that has written no checkpoint. After a signal,
-    `error` gets the command that continues a run with a checkpoint.
-
-    The curves stay if they are all that there is: after an unexpected error in a
-    training, and after a signal in a run without checkpoints.
+def end_early(run: LockedFolder, error: Exception | Stopped) -> None:
+    """Remove the folder of a new run that has made no step. Otherwise note in
+    progress.json why it failed. After a signal, `error` gets the command that continues
+    a run with a checkpoint.
 
     Raise UserError if somebody has removed the folder.
     """
     run.check_exists()
-    if any(run.checkpoints.glob("*.ckpt")):
-        if isinstance(error, Stopped):
-            error.hint = f"; to continue:\n{resume_command(run)}"
-        return
-    if isinstance(error, Stopped):
-        keeps_curves = config.trainer.enable_checkpointing is False
-    else:
-        is_reported = isinstance(error, UserError | OSError)
-        keeps_curves = model.global_step > 0 and not is_reported
-    if run.is_new and not keeps_curves:
+    progress: dict[str, Any] = {}
+    if (run.folder / "progress.json").exists():
+        progress = read_json(run.folder / "progress.json")
+    has_checkpoint = any(run.checkpoints.glob("*.ckpt"))
+    is_complete = (run.folder / "metrics.json").exists()
+    if run.is_new and not progress.get("steps") and not has_checkpoint:
         run.discard()
+    elif isinstance(error, Stopped):
+        if has_checkpoint:
+            error.hint = f"; to continue:\n{resume_command(run)}"
+    elif not is_complete:  # else it stays so, and only could not be continued
+        progress["failed"] = f"{type(error).__name__}: {first_line(error)}"
+        try:
+            run.write("progress.json", json_text(progress, indent=2) + "\n")
+        except UserError as unwritten:  # the disk may be full, which is no other cause
+            say(first_line(unwritten))
 
 
 def resume_command(run: LockedFolder) -> str:

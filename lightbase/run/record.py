@@ -79,6 +79,11 @@ class RunRecorder(Callback):
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
 
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Write progress.json after the first step: now the run keeps its folder."""
+        if num_steps(trainer) == 1:
+            self.write_progress(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validated_epoch = trainer.current_epoch
 

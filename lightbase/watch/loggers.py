@@ -4,11 +4,11 @@
 that follow from the folder of the run. `LoggedSettings` writes the hyperparameters.
 """
 
+import contextlib
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
 from lightbase.model.curves import run_folder
 from lightbase.run.folder import LockedFolder, root_folder
+from lightbase.watch.log import copied_output
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
 """The logger of a run whose config names none."""
@@ -54,25 +55,28 @@ class RunTensorBoard(TensorBoardLogger):
         super().log_metrics(tags, step)
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
-    """Within this context, the loggers of a run are open. At its end, the run at W&B
-    ends, with status 1 after an error. Otherwise the next run of the same process would
-    continue it."""
+    """Within this context, the loggers of a run are open, and log.txt gets what is
+    printed. At its end, the run at W&B ends, with status 1 after an error. Otherwise
+    the next run of the same process would continue it."""
     loggers = make_loggers(spec, run)
     status = 1
-    try:
-        yield loggers
-        status = 0
-    finally:
-        for logger in loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.finish(status)
+    with contextlib.ExitStack() as stack:
+        if run:
+            stack.enter_context(copied_output(run.folder / "log.txt"))
+        try:
+            yield loggers
+            status = 0
+        finally:
+            for logger in loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.experiment.finish(status)
 
 
 class LoggedSettings(Callback):
     """Writes the hyperparameters into the loggers when a training starts, and the
-    points of the curves to disk at the end of each epoch.
+    points of the curves to disk before each checkpoint.
 
     first_step: The step at which this start begins its curves.
     """
