@@ -135,9 +135,8 @@ def train(
 
 
 def end_early(run: LockedFolder, error: Exception | Stopped) -> None:
-    """Remove the folder of a new run that has made no step. Otherwise note in
-    progress.json why it failed. After a signal, `error` gets the command that continues
-    a run with a checkpoint.
+    """Remove the folder of a new run that has made no step. After a signal, `error`
+    gets the command that continues a run with a checkpoint.
 
     Raise UserError if somebody has removed the folder.
     """
@@ -145,19 +144,11 @@ def end_early(run: LockedFolder, error: Exception | Stopped) -> None:
     progress: dict[str, Any] = {}
     if (run.folder / "progress.json").exists():
         progress = read_json(run.folder / "progress.json")
-    has_checkpoint = any(run.checkpoints.glob("*.ckpt"))
-    is_complete = (run.folder / "metrics.json").exists()
-    if run.is_new and not progress.get("steps") and not has_checkpoint:
-        run.discard()
-    elif isinstance(error, Stopped):
-        if has_checkpoint:
+    if any(run.checkpoints.glob("*.ckpt")):
+        if isinstance(error, Stopped):
             error.hint = f"; to continue:\n{resume_command(run)}"
-    elif not is_complete:  # else it stays so, and only could not be continued
-        progress["failed"] = f"{type(error).__name__}: {first_line(error)}"
-        try:
-            run.write("progress.json", json_text(progress, indent=2) + "\n")
-        except UserError as unwritten:  # the disk may be full, which is no other cause
-            say(first_line(unwritten))
+    elif run.is_new and not progress.get("steps"):
+        run.discard()
 
 
 def resume_command(run: LockedFolder) -> str:
@@ -236,7 +227,7 @@ def how_to_test(spec: RunSpec, run: LockedFolder | None, best: Path | None) -> s
 @contextmanager
 def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
     """Turn Lightning's SIGTERMException, which ends a training after a signal, into
-    Stopped."""
+    Stopped. Note in progress.json which error ends a training."""
     try:
         yield
     except SIGTERMException as error:
@@ -248,6 +239,14 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
             # Lightning has started this process. It ends the run if one fails.
             sys.exit(0)
         raise Stopped(SIGNALS.received) from error
+    except Exception as error:
+        if recorder.has_started:
+            failed = f"{type(error).__name__}: {first_line(error)}"
+            try:
+                recorder.write_progress(trainer, failed=failed)
+            except UserError as unwritten:  # the disk may be full
+                say(first_line(unwritten))
+        raise
 
 
 LENGTHS = ("epochs", "steps", "train_seconds")

@@ -117,12 +117,15 @@ class RunRecorder(Callback):
             "train_seconds": round(self.train_seconds(), 3),
         }
 
-    def write_progress(self, trainer: Trainer) -> None:
+    def write_progress(self, trainer: Trainer, **more: str) -> None:
         """Write progress.json, which runs.py and sweep.py read: the epochs, steps and
-        seconds so far, and the name, mode and best value of the monitored metric."""
+        seconds so far, and the name, mode and best value of the monitored metric.
+
+        more: Other entries, such as `failed`, the error that has ended the run.
+        """
         if not self.run or not trainer.is_global_zero:
             return
-        values: Values = self.length(trainer)
+        values: Values = self.length(trainer) | more
         best = best_callback(trainer)
         # a metric may be NaN in each epoch so far
         if best and best.best_model_score is not None:

@@ -116,7 +116,7 @@ def test_a_new_run_on_a_full_disk_leaves_none_before_its_first_step(
         fails(capsys, 1, train)
     folder = tmp_path / "tiny" / "version_0"
     progress = json.loads((folder / "progress.json").read_text())
-    assert "last.ckpt cannot be written" in progress["failed"]
+    assert ".ckpt cannot be written" in progress["failed"]
     assert "make room" in (folder / "log.txt").read_text()
     assert not [*folder.rglob("*.ckpt")]
 

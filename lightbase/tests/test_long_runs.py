@@ -191,6 +191,7 @@ def test_what_is_left_of_a_run_that_failed_in_its_first_epoch(
     folder = tmp_path / "tiny" / "version_0"
     assert [step for step, _ in curves(folder)["train/loss"]] == [1, 3, 5]
     assert progress(folder)["failed"] == "ZeroDivisionError: of the user"
+    assert progress(folder)["steps"] == 7
     log = (folder / "log.txt").read_text()
     assert "\r" not in log
     lines = log.splitlines()
