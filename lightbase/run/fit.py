@@ -53,6 +53,7 @@ from lightbase.run.devices import (
 )
 from lightbase.run.folder import LockedFolder, root_folder, script_command
 from lightbase.run.record import RunRecorder, best_callback, recorder_of
+from lightbase.run.results import read_file
 from lightbase.run.signals import SIGNALS, Stopped
 from lightbase.run.state import (
     PlateauFirst,
@@ -141,9 +142,7 @@ def end_early(run: LockedFolder, error: Exception | Stopped) -> None:
     Raise UserError if somebody has removed the folder.
     """
     run.check_exists()
-    progress: dict[str, Any] = {}
-    if (run.folder / "progress.json").exists():
-        progress = read_json(run.folder / "progress.json")
+    progress = read_file(run.folder / "progress.json")
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
             error.hint = f"; to continue:\n{resume_command(run)}"

@@ -173,10 +173,10 @@ def find_restart(line: CommandLine) -> Restart | None:
 def is_newest(path: Path) -> bool:
     """Return whether a checkpoint is the newest state of its run: last.ckpt, or a file
     of the user's ModelCheckpoint that was written after it."""
+    if path.name == "best.ckpt":
+        return False
     last = path.with_name("last.ckpt")
-    if path.name in ("best.ckpt", last.name) or not last.exists():
-        return path.name != "best.ckpt"
-    return path.stat().st_mtime > last.stat().st_mtime
+    return not last.exists() or path.stat().st_mtime >= last.stat().st_mtime
 
 
 def is_restarted(line: CommandLine) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from lightning import Callback
-from paths import fails, script
+from paths import TINY, argv, fails, script
 from plain import PlainData, PlainModule
 from stops import Interrupt, InterruptedRunError
 from written import checkpoint, checkpoint_file, curves, equal, weights
@@ -19,6 +19,7 @@ from written import checkpoint, checkpoint_file, curves, equal, weights
 from lightbase.config.errors import UserError
 from lightbase.run import checkpoint as checkpoint_files
 from lightbase.run.checkpoint import RunCheckpoint
+from lightbase.watch.log import LogFile
 
 HERE = "test_long_runs"
 ALWAYS = "--checkpoint_minutes 1e-9"  # after each step
@@ -228,3 +229,35 @@ def test_a_run_without_a_step_leaves_nothing(train, tmp_path):
     with pytest.raises(ZeroDivisionError):
         train(f"--trainer.callbacks {HERE}.FailsAtOnce")
     assert not [*tmp_path.iterdir()]
+
+
+class TrainsAnother(Callback):
+    """Trains another run after the first epoch, as a search may."""
+
+    def on_train_epoch_end(self, trainer, *_):
+        if trainer.current_epoch == 0 and trainer.max_epochs == 2:
+            root = ["--trainer.default_root_dir", trainer.default_root_dir]
+            small = argv("--name inner --trainer.max_epochs 1")
+            script("train").main(["--config", TINY, *root, *small])
+
+
+def test_a_run_within_a_run_leaves_its_log_whole(train, tmp_path):
+    train(f"--trainer.callbacks {HERE}.TrainsAnother")
+    outer, inner = (tmp_path / name / "version_0" for name in ("tiny", "inner"))
+    assert f"Run folder: {outer}\n" in (outer / "log.txt").read_text()
+    assert "Run folder" in (inner / "log.txt").read_text()
+    assert str(outer) not in (inner / "log.txt").read_text()
+
+
+def test_what_a_progress_bar_draws_again_is_not_in_the_log(tmp_path):
+    log = LogFile(tmp_path / "log.txt")
+    shown = []
+    for text in ("one", "\r 50 %", " line\n", "\r      \r", "two\nthree\nfour"):
+        log.copy(shown.append, text)
+    assert "".join(shown) == "one\r 50 % line\n\r      \rtwo\nthree\nfour"
+    lines = log.path.read_text().splitlines()
+    assert [line[20:] for line in lines] == ["one line", "two", "three"]
+    log.path = tmp_path  # a folder cannot be written, as a full disk
+    log.add("five\n")
+    assert log.path is None
+    log.add("six\n")  # nothing is tried again

@@ -6,24 +6,32 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightbase.config.errors import UserError
 from lightbase.config.known_errors import lines_of
+from lightbase.run.folder import LockedFolder
 from lightbase.run.signals import Stopped
 
 
 @contextlib.contextmanager
-def copied_output(path: Path) -> Iterator[None]:
-    """Within this context, add what this process prints to a file. The lines of an
-    error that leaves the context are added, too: they are printed later."""
-    log = LogFile(path)
+def copied_output(run: LockedFolder | None) -> Iterator[None]:
+    """Within this context, add what this process prints to log.txt. The lines of an
+    error that leaves the context are added, too: they are printed later.
+
+    run: The run's folder, or None in a process that writes nothing.
+    """
+    log = LogFile(None)
+    if run:
+        log.path = run.folder / "log.txt"
     # Handlers of Lightning's log lines have the same streams, so these get another
     # `write`, and are not replaced.
-    streams: set[Any] = {sys.stdout, sys.stderr}
+    streams: set[Any] = {sys.stdout, sys.stderr} - {None}
+    before = {stream: stream.write for stream in streams}
     for stream in streams:
-        stream.write = functools.partial(log.copy, stream.write)
+        stream.write = functools.partial(log.copy, before[stream])
     try:
         yield
     except (UserError, Stopped) as error:
@@ -35,20 +43,19 @@ def copied_output(path: Path) -> Iterator[None]:
         raise
     finally:
         for stream in streams:
-            del stream.write
+            stream.write = before[stream]
 
 
+@dataclass
 class LogFile:
     """Adds lines to a file, each with the time. The file is closed in between.
 
-    path: None after the file could not be written, as on a full disk.
+    path: None for no file, and after it could not be written, as on a full disk.
     begun: The beginning of the next line.
     """
 
-    begun = ""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    path: Path | None
+    begun: str = ""
 
     def copy(self, write: Callable[[str], int], text: str) -> int:
         """Write a text to a stream, and add it, unless it draws a progress bar

@@ -4,11 +4,11 @@
 that follow from the folder of the run. `LoggedSettings` writes the hyperparameters.
 """
 
-import contextlib
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,14 @@ class RunTensorBoard(TensorBoardLogger):
         super().log_metrics(tags, step)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
     """Within this context, the loggers of a run are open, and log.txt gets what is
     printed. At its end, the run at W&B ends, with status 1 after an error. Otherwise
     the next run of the same process would continue it."""
     loggers = make_loggers(spec, run)
     status = 1
-    with contextlib.ExitStack() as stack:
-        if run:
-            stack.enter_context(copied_output(run.folder / "log.txt"))
+    with copied_output(run):
         try:
             yield loggers
             status = 0
