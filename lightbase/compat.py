@@ -248,9 +248,15 @@ def saved_epochs(checkpoint: Checkpoint) -> dict[str, Counts]:
 
 
 def saved_logged_step(checkpoint: Checkpoint) -> int:
-    """Return `logged_step` of a checkpoint that was written between two batches."""
-    counters = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-    return counters["_batches_that_stepped"]
+    """Return `logged_step` of a training that continues from a checkpoint.
+
+    A ModelCheckpoint with `every_n_train_steps` writes before Lightning counts the
+    batch. The steps of a single optimizer are counted then; of several, there are none.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    num_batches = loop["epoch_loop.state_dict"]["_batches_that_stepped"]
+    return max(num_batches, steps["step"]["total"]["completed"])
 
 
 def newest_batch(trainer: Any) -> Any:
@@ -260,6 +266,13 @@ def newest_batch(trainer: Any) -> Any:
     There is no public name, and no issue is known.
     """
     return trainer._results.batch
+
+
+def has_epoch_means(trainer: Any) -> bool:
+    """Return whether a mean of `self.log(..., on_epoch=True)` waits for the end of this
+    epoch. Lightning keeps such means in no checkpoint. No issue is known."""
+    results = trainer._results.valid_items()
+    return any(result.meta.on_epoch for _, result in results)
 
 
 def skip_ended_epoch(trainer: Any) -> None:

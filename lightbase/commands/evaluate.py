@@ -27,7 +27,7 @@ from lightbase.model.module import BaseModule
 from lightbase.model.predictions import MISFITS, class_names, columns_of, confusion
 from lightbase.run.devices import describe_devices
 from lightbase.run.fit import NO_TEST, run_test
-from lightbase.run.stops import StopOnSignal, end_processes
+from lightbase.run.stops import BetweenSteps, end_processes
 
 TASKS = ("multiclass", "multilabel", "segmentation")
 """The tasks that have classes or labels."""
@@ -38,7 +38,7 @@ MAX_OUTPUTS = 2**14
 
 def run(options: Namespace) -> Values:
     spec, model, data = open_checkpoint(options)
-    callbacks: list[Callback] = [StopOnSignal()]
+    callbacks: list[Callback] = [BetweenSteps()]
     report = None
     if options.report is not None:
         report = ClassReport(report_folder(options.report, options.ckpt_path))

@@ -148,7 +148,7 @@ def short_errors() -> Iterator[None]:
         yield
     except Stopped as stopped:
         if rank() == 0:
-            print(f"{stopped.text}{stopped.hint}", file=sys.stderr, flush=True)
+            print(stopped, file=sys.stderr, flush=True)
         raise
     except UserError as error:
         print_error(str(error))

@@ -67,8 +67,8 @@ def best_checkpoint(runs: Runs) -> Path:
 
 
 def as_rows(runs: Runs) -> Rows:
-    """Return a row for each run, all with the same columns: the results, then the
-    settings in which the runs differ."""
+    """Return a row for each run, all with the same columns: the results, the settings
+    in which the runs differ, and the errors of runs that failed."""
     columns: Row = {}
     for run in runs:
         columns |= run.results
@@ -77,6 +77,8 @@ def as_rows(runs: Runs) -> Rows:
         num_values = len({repr(config.get(key)) for config in configs})
         if num_values > 1 and key not in SAME_TRAINING_KEYS:
             columns[key] = None
+    if "failed" in columns:
+        columns["failed"] = columns.pop("failed")  # last, because it is long
     rows = []
     for run in runs:
         values = run.settings | run.results

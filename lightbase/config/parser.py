@@ -52,6 +52,7 @@ FLAGS = [
     ("patience", PositiveInt | None, None),
     ("num_threads", PositiveInt | None, None),
     ("keep_every_epoch", bool, False),
+    ("checkpoint_minutes", NonNegativeFloat, 10.0),
     ("test", bool, True),
     # the callbacks that only watch: see `make_extras` in lightbase/commands/train.py
     ("try_network", bool, True),

@@ -12,6 +12,7 @@ are about the weights of best.ckpt: a validation has measured them.
 import copy
 import io
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from lightbase.compat import follow_until_averaged
-from lightbase.config.errors import UserError, say
+from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import as_text, write_whole
 from lightbase.config.spec import as_plain
 from lightbase.data.tensors import tensors_in, to_host
@@ -100,6 +101,7 @@ class RunCheckpoint(ModelCheckpoint):
         values, the one with the lower val/loss is the best.
     mode: "min" if lower values of the metric are better, otherwise "max".
     every_n_epochs: None writes after every validation.
+    minutes: Of training after which `is_due` returns True. 0: never.
     best_epoch, best_loss: The number of the best epoch, from 1, and its val/loss.
         They are 0 and infinite before the first one.
     """
@@ -111,6 +113,7 @@ class RunCheckpoint(ModelCheckpoint):
         monitor: str | None = None,
         mode: str = "min",
         every_n_epochs: int | None = 1,
+        minutes: float = 0,
     ) -> None:
         super().__init__(
             dirpath=folder,
@@ -125,7 +128,9 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,  # the file is replaced, not numbered
         )
-        self.step_at_epoch_end = 0  # global_step when the newest epoch was saved
+        self.minutes = minutes
+        self.tried_at = math.inf  # the time of the newest checkpoint, or of a try
+        self.saved_step = 0  # global_step of the newest checkpoint
         self.best_epoch = 0
         self.best_loss = math.inf
 
@@ -149,14 +154,40 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.step_at_epoch_end = trainer.global_step
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self.note_saved(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint, unless the metric is not measured yet, as with
         max_steps in the first epoch."""
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
-            self.step_at_epoch_end = trainer.global_step
+            self.note_saved(trainer)
+
+    def note_saved(self, trainer: Trainer) -> None:
+        self.saved_step = trainer.global_step
+        self.tried_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether `minutes` have passed since the newest checkpoint or try."""
+        return 0 < self.minutes * 60 <= time.monotonic() - self.tried_at
+
+    def save(self, trainer: Trainer) -> None:
+        """Write last.ckpt between two optimizer steps. All processes call this."""
+        trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
+        self.note_saved(trainer)
+
+    def save_if_possible(self, trainer: Trainer) -> None:
+        """Write last.ckpt as `save` does. If the file cannot be written, print a line
+        and return: the earlier file is whole."""
+        try:
+            self.save(trainer)
+        except UserError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            say(f"{first_line(error)}; the training goes on")
+            # the others wait there for the process that writes
+            trainer.strategy.barrier("Trainer.save_checkpoint")
 
     def is_better(self, trainer: Trainer) -> bool:
         """Return whether this epoch is better than the best one before it: the same in
@@ -190,13 +221,13 @@ class RunCheckpoint(ModelCheckpoint):
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
         # `training` is false in a validation
-        if trainer.training and self.step_at_epoch_end != trainer.global_step:
-            trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
+        if trainer.training and self.saved_step != trainer.global_step:
+            self.save(trainer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best score so far if the run continues in its folder, which may
         have been moved."""
-        if not Path(self.in_folder("last.ckpt")).exists():
+        if not any(Path(str(self.dirpath)).glob("*.ckpt")):
             return  # a new run that starts from another one's checkpoint
         state = state_dict | {"dirpath": str(self.dirpath)}
         for key in ("best_model_path", "last_model_path", "kth_best_model_path"):

@@ -53,6 +53,7 @@ from lightbase.run.devices import (
 )
 from lightbase.run.folder import LockedFolder, root_folder, script_command
 from lightbase.run.record import RunRecorder, best_callback, recorder_of
+from lightbase.run.results import read_file
 from lightbase.run.signals import SIGNALS, Stopped
 from lightbase.run.state import (
     PlateauFirst,
@@ -62,8 +63,8 @@ from lightbase.run.state import (
     note_on_state,
 )
 from lightbase.run.stops import (
+    BetweenSteps,
     Patience,
-    StopOnSignal,
     StopWithoutLoss,
     end_processes,
 )
@@ -127,35 +128,25 @@ def train(
             return metrics, trainer
     except (Exception, Stopped) as error:
         if run:
-            end_early(run, error, config, model)
+            end_early(run, error)
         raise
     finally:
         if run:
             run.close()
 
 
-def end_early(
-    run: LockedFolder, error: Exception | Stopped, config: Any, model: LightningModule
-) -> None:
-    """Remove the folder of a new run that has written no checkpoint. After a signal,
-    `error` gets the command that continues a run with a checkpoint.
-
-    The curves stay if they are all that there is: after an unexpected error in a
-    training, and after a signal in a run without checkpoints.
+def end_early(run: LockedFolder, error: Exception | Stopped) -> None:
+    """Remove the folder of a new run that has made no step. After a signal, `error`
+    gets the command that continues a run with a checkpoint.
 
     Raise UserError if somebody has removed the folder.
     """
     run.check_exists()
+    progress = read_file(run.folder / "progress.json")
     if any(run.checkpoints.glob("*.ckpt")):
         if isinstance(error, Stopped):
             error.hint = f"; to continue:\n{resume_command(run)}"
-        return
-    if isinstance(error, Stopped):
-        keeps_curves = config.trainer.enable_checkpointing is False
-    else:
-        is_reported = isinstance(error, UserError | OSError)
-        keeps_curves = model.global_step > 0 and not is_reported
-    if run.is_new and not keeps_curves:
+    elif run.is_new and not progress.get("steps"):
         run.discard()
 
 
@@ -235,7 +226,7 @@ def how_to_test(spec: RunSpec, run: LockedFolder | None, best: Path | None) -> s
 @contextmanager
 def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
     """Turn Lightning's SIGTERMException, which ends a training after a signal, into
-    Stopped."""
+    Stopped. Note in progress.json which error ends a training."""
     try:
         yield
     except SIGTERMException as error:
@@ -247,6 +238,14 @@ def short_endings(trainer: Trainer, recorder: RunRecorder) -> Iterator[None]:
             # Lightning has started this process. It ends the run if one fails.
             sys.exit(0)
         raise Stopped(SIGNALS.received) from error
+    except Exception as error:
+        if recorder.has_started:
+            failed = f"{type(error).__name__}: {first_line(error)}"
+            try:
+                recorder.write_progress(trainer, failed=failed)
+            except UserError as unwritten:  # the disk may be full
+                say(first_line(unwritten))
+        raise
 
 
 LENGTHS = ("epochs", "steps", "train_seconds")
@@ -369,11 +368,17 @@ def make_callbacks(
     values = check_round_trip(spec, text)
     if run and run.is_new:
         run.write("config.yaml", text)  # a run that is killed soon can start again
+    checkpoints: list[Callback] = []
+    last = None
+    if config.trainer.enable_checkpointing is not False:
+        last = RunCheckpoint(folder, "last", minutes=config.checkpoint_minutes)
+        # after best.ckpt, so that last.ckpt records the new best value
+        checkpoints = [*make_checkpoints(config, folder, monitor), last]
     callbacks: list[Callback] = [
         ResumedOptimizer(),
         WholeEpochs(),
         RandomState(),
-        StopOnSignal(),
+        BetweenSteps(last),
         StopWithoutLoss(),
         RunFolder(run.folder if run else None),
         RunRecorder(values, text, run),  # before EpochLines, which shows its history
@@ -388,15 +393,14 @@ def make_callbacks(
                 check_on_train_epoch_end=False,
             )
         )
-    if config.trainer.enable_checkpointing is not False:
-        callbacks += make_checkpoints(config, folder, monitor)
-    return callbacks
+    return [*callbacks, *checkpoints]
 
 
 def make_checkpoints(
     config: Any, folder: Path, monitor: Monitor | None
 ) -> list[Callback]:
-    """Build the callbacks that write the checkpoints of a run, in their order.
+    """Build the callbacks that write the checkpoints of a run, except last.ckpt, in
+    their order.
 
     With a monitor, best.ckpt may be written after each validation, also within an
     epoch. Without one, it is the newest epoch.
@@ -412,8 +416,7 @@ def make_checkpoints(
     callbacks: list[Callback] = [PlateauFirst(), best]
     if config.keep_every_epoch:
         callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
-    # after best.ckpt, so that last.ckpt records the new best value
-    return [*callbacks, RunCheckpoint(folder, "last")]
+    return callbacks
 
 
 def check_callbacks(callbacks: list[Callback]) -> None:

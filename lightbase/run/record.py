@@ -79,6 +79,11 @@ class RunRecorder(Callback):
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
 
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Write progress.json after the first step: now the run keeps its folder."""
+        if num_steps(trainer) == 1:
+            self.write_progress(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validated_epoch = trainer.current_epoch
 
@@ -112,12 +117,15 @@ class RunRecorder(Callback):
             "train_seconds": round(self.train_seconds(), 3),
         }
 
-    def write_progress(self, trainer: Trainer) -> None:
+    def write_progress(self, trainer: Trainer, **more: str) -> None:
         """Write progress.json, which runs.py and sweep.py read: the epochs, steps and
-        seconds so far, and the name, mode and best value of the monitored metric."""
+        seconds so far, and the name, mode and best value of the monitored metric.
+
+        more: Other entries, such as `failed`, the error that has ended the run.
+        """
         if not self.run or not trainer.is_global_zero:
             return
-        values: Values = self.length(trainer)
+        values: Values = self.length(trainer) | more
         best = best_callback(trainer)
         # a metric may be NaN in each epoch so far
         if best and best.best_model_score is not None:

@@ -118,8 +118,12 @@ def read_run(root: Path, folder: Path, with_test: bool = True) -> RunInfo:
         problem = f"{relative_to_cwd(folder)} has a damaged file: {first_line(error)}"
         print(f"Note: {problem}", file=sys.stderr)
         return RunInfo(folder, {}, results, {})
-    if metrics and results["status"] == "stopped":
-        results["status"] = "finished"
+    if results["status"] == "stopped":
+        if metrics:
+            results["status"] = "finished"
+        elif "failed" in progress:
+            results["status"] = "failed"
+            measured["failed"] = progress["failed"]
     return RunInfo(folder, progress, results | measured, settings)
 
 

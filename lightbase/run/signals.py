@@ -39,6 +39,9 @@ class Stopped(SystemExit):
         self.text = f"Stopped by {NAMES[signal.Signals(number).name]}"
         self.hint = ""
 
+    def __str__(self) -> str:
+        return self.text + self.hint
+
 
 class StopSignals:
     """Handles the signals that stop a process. A signal raises Stopped. If `waits` is

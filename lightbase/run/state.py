@@ -208,6 +208,12 @@ def is_epoch_over(trainer: Trainer) -> bool:
     return num_batches >= trainer.num_training_batches or trainer.is_last_batch
 
 
+def can_resume(trainer: Trainer) -> bool:
+    """Return whether all training loaders can resume within an epoch."""
+    loaders = CombinedLoader(trainer.train_dataloader).flattened
+    return all(isinstance(loader, ResumableLoader) for loader in loaders)
+
+
 class WholeEpochs(Callback):
     """Corrects which epochs Lightning counts as complete.
 
@@ -253,8 +259,7 @@ class WholeEpochs(Callback):
                 f"trainer.max_steps {trainer.max_steps} ends the first epoch, so a "
                 "schedule by epochs never steps; --model.scheduler_interval step does"
             )
-        loaders = CombinedLoader(trainer.train_dataloader).flattened
-        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
+        if not can_resume(trainer):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             say(
                 f"{type(data).__name__} has its own DataLoaders: a resume may end with "

@@ -18,12 +18,15 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightbase.compat import (
     batch_index,
     call_between_steps,
+    has_epoch_means,
     leave_out_signals,
     quiet_lightning,
     started_processes,
 )
-from lightbase.config.errors import UserError
+from lightbase.config.errors import UserError, say
+from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.run.signals import SIGNALS
+from lightbase.run.state import can_resume
 
 
 class StopWithoutLoss(Callback):
@@ -56,21 +59,28 @@ def in_any_process(trainer: Trainer, decision: Any) -> bool:
     return trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
-class StopOnSignal(Callback):
+class BetweenSteps(Callback):
     """Stops at Ctrl-C, SIGTERM or SIGHUP, between two optimizer steps, where the state
-    can be saved. `lightbase.run.signals` keeps the signal until then.
+    can be saved. `lightbase.run.signals` keeps the signal until then. In a long epoch,
+    writes last.ckpt there every --checkpoint_minutes.
 
     A single process stops after the next optimizer step. Several processes exchange
-    every 10 steps whether one of them got a signal. A signal in the last step of an
-    epoch or in a validation stops the training when the epoch is saved.
+    every 10 steps whether one of them got a signal, or finds last.ckpt due. A signal in
+    the last step of an epoch or in a validation stops the training when the epoch is
+    saved.
 
     Lightning 2.6 would also stop within an accumulation or a validation. With several
     processes it communicates in the signal handler and before every batch, and waits
     for the GPU each time.
+
+    last: Writes last.ckpt. None if the run has no checkpoints.
     """
 
     every_n_steps = 10
     """How often several processes exchange whether one got a signal."""
+
+    def __init__(self, last: RunCheckpoint | None = None) -> None:
+        self.last = last
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keep signals from now on if this is a training. Leave out Lightning's log
@@ -95,20 +105,41 @@ class StopOnSignal(Callback):
         self.stop_if_received(trainer)
 
     def between_steps(self, trainer: Trainer) -> None:
-        """Stop between two optimizer steps, if the processes exchange signals here."""
+        """Stop or write last.ckpt between two optimizer steps, if the processes
+        exchange here."""
         num_steps = (batch_index(trainer) + 1) // trainer.accumulate_grad_batches
         if trainer.world_size == 1 or num_steps % self.every_n_steps == 0:
-            self.stop_if_received(trainer)
+            is_due = self.stop_if_received(trainer)
+            if self.last and is_due:
+                self.save_if_exact(trainer, self.last)
 
-    def stop_if_received(self, trainer: Trainer) -> None:
-        """Raise SIGTERMException if any process got a signal. All processes have to
-        call this function. Lightning saves the state then."""
+    def save_if_exact(self, trainer: Trainer, last: RunCheckpoint) -> None:
+        """Write last.ckpt in the middle of an epoch. If a resume would not be exact,
+        print a line, and leave last.ckpt to the ends of epochs from now on."""
+        is_inexact = not can_resume(trainer) or has_epoch_means(trainer)
+        if in_any_process(trainer, is_inexact):
+            last.minutes = 0
+            say(
+                "last.ckpt is written at the end of an epoch only: a resume within it "
+                "would lose the order of the samples, or a mean of self.log(..., "
+                "on_epoch=True)"
+            )
+        else:
+            last.save_if_possible(trainer)
+
+    def stop_if_received(self, trainer: Trainer) -> bool:
+        """Raise SIGTERMException if any process got a signal. Lightning saves the state
+        then. Otherwise return whether last.ckpt is due in any process. All processes
+        have to call this function."""
+        is_due = self.last is not None and self.last.is_due()
         if dist.is_initialized():
-            signal = torch.tensor(SIGNALS.received, device=trainer.strategy.root_device)
-            dist.all_reduce(signal, dist.ReduceOp.MAX)
-            SIGNALS.received = int(signal.item())
+            device = trainer.strategy.root_device
+            values = torch.tensor([SIGNALS.received, is_due], device=device)
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+            SIGNALS.received, is_due = values.tolist()
         if SIGNALS.received:
             raise SIGTERMException
+        return bool(is_due)
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str

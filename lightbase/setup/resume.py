@@ -83,6 +83,7 @@ MAY_CHANGE = {
     "model.per_class",
     "model.top_k",
     "keep_every_epoch",
+    "checkpoint_minutes",
     "test",
     "patience",
 }
@@ -131,8 +132,9 @@ class Restart:
 def find_restart(line: CommandLine) -> Restart | None:
     """Return the run that --ckpt_path names, or None if the command starts a new run.
 
-    --ckpt_path last, or the path of a run's last.ckpt, continues the run in its folder.
-    --ckpt_path best, or another path, starts a new run from this checkpoint.
+    --ckpt_path last, or the path of the newest state of a run (see `is_newest`),
+    continues the run in its folder. --ckpt_path best, or another path, starts a new run
+    from this checkpoint.
 
     Raises UserError if there is no such run, if it is somebody else's, or if its
     checkpoint is not sound.
@@ -160,9 +162,9 @@ def find_restart(line: CommandLine) -> Restart | None:
     saved_root = logs_folder_of(path, saved_name)
     name = line.place("name") or saved_name
     root = root or saved_root
-    # the path of a last.ckpt continues its run, unless the name or the root differs
+    # the newest state continues its run, unless the name or the root differs
     is_in_place = name == saved_name and str(Path(root or "").resolve()) == saved_root
-    continues = ckpt_path == "last" or (path.name == "last.ckpt" and is_in_place)
+    continues = ckpt_path == "last" or (is_newest(path) and is_in_place)
     return Restart(
         name,
         root,
@@ -170,6 +172,15 @@ def find_restart(line: CommandLine) -> Restart | None:
         checkpoint,
         folder if continues else None,
     )
+
+
+def is_newest(path: Path) -> bool:
+    """Return whether a checkpoint is the newest state of its run: last.ckpt, or a file
+    of the user's ModelCheckpoint that was written after it."""
+    if path.name == "best.ckpt":
+        return False
+    last = path.with_name("last.ckpt")
+    return not last.exists() or path.stat().st_mtime >= last.stat().st_mtime
 
 
 def is_restarted(line: CommandLine) -> bool:
@@ -273,6 +284,8 @@ def check_changes(restart: Restart, given: frozenset[str], new: dict[str, Any]) 
             if restart.path:
                 way_out += f" and with --model.weights {restart.path}"
             problem = f"--{key} {now}: a resume keeps {before}"
+            if key in NOT_IN_EPOCH:
+                problem += " in the middle of an epoch"
             raise UserError(problem, way_out, 2)
         say(f"Resume: {key} {now}, before {before}")
 

@@ -2,6 +2,7 @@
 checkpoint. Damaged and forged files: faults/test_hostile_configs.py."""
 
 import contextlib
+import json
 import random
 import shutil
 import signal
@@ -104,14 +105,20 @@ def test_a_full_disk_ends_the_run_in_two_lines_and_keeps_what_was_saved(
 
 
 @pytest.mark.linux
-def test_a_new_run_on_a_full_disk_leaves_none(
+def test_a_new_run_on_a_full_disk_leaves_none_before_its_first_step(
     train, trained, tmp_path, capsys, monkeypatch
 ):
     trained()  # so that nothing is imported for the first time below
-    for size in (40, 3000):  # of the events, of the checkpoint
-        with no_file_over(size, monkeypatch):
-            fails(capsys, 1, train)
-        assert not (tmp_path / "tiny").exists()
+    with no_file_over(40, monkeypatch):  # of the events
+        fails(capsys, 1, train)
+    assert not (tmp_path / "tiny").exists()
+    with no_file_over(3000, monkeypatch):  # of the checkpoint
+        fails(capsys, 1, train)
+    folder = tmp_path / "tiny" / "version_0"
+    progress = json.loads((folder / "progress.json").read_text())
+    assert ".ckpt cannot be written" in progress["failed"]
+    assert "make room" in (folder / "log.txt").read_text()
+    assert not [*folder.rglob("*.ckpt")]
 
 
 def test_a_damaged_checkpoint_gives_the_same_result_or_is_refused(last):

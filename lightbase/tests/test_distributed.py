@@ -30,7 +30,7 @@ from written import checkpoint, checkpoint_file, equal, weights
 
 from lightbase.commands.train import main
 from lightbase.model.curves import run_folder
-from lightbase.run.stops import StopOnSignal
+from lightbase.run.stops import BetweenSteps
 
 pytestmark = pytest.mark.linux
 
@@ -216,7 +216,7 @@ class Terminate(Callback):
     """Sends a signal to the second rank, in the second epoch."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, i):
-        StopOnSignal.every_n_steps = 4
+        BetweenSteps.every_n_steps = 4
         if (trainer.current_epoch, i, trainer.global_rank) == (1, 2, 1):
             signal.raise_signal(signal.SIGTERM)
 

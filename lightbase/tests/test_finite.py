@@ -1,6 +1,7 @@
 """A loss or a weight that is NaN or infinite: the run ends, and what was saved stays
 finite."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,14 @@ def test_data_with_nan_is_told_from_a_diverging_loss(
     monkeypatch.setattr(BrokenImages, "value", value)
     monkeypatch.setattr(BrokenImages, "dtype", dtype)
     flags = f"--data {HERE}.{name} --trainer.log_every_n_steps {steps}"
-    error = refused(capsys, tmp_path, lambda: train(flags), status=1)
+    error = fails(capsys, 1, lambda: train(flags))
     assert re.search(r"batch since step \d+ is NaN or infinite.*\n.*in the data", error)
+    # in the first epoch: no checkpoint, but what shows how it came to this
+    folder = tmp_path / "tiny" / "version_0"
+    assert not [*folder.rglob("*.ckpt")]
+    progress = json.loads((folder / "progress.json").read_text())
+    assert "is NaN or infinite" in progress["failed"]
+    assert "in the data" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_the_best_is_chosen_by_validation(root, capsys):
 
 class Failing(Callback):
     def on_train_epoch_start(self, *_: Any) -> None:
-        raise UserError("failed")
+        raise UserError("of the test")
 
 
 def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
@@ -206,7 +206,10 @@ def test_the_status_and_the_best_value_of_real_runs(train, tmp_path, capsys):
     further = "--ckpt_path last --trainer.max_epochs 3"
     with pytest.raises(SystemExit):
         train(further, "--trainer.callbacks", "test_runs.Failing")
-    assert row("best val/acc") == ["stopped", "2", before[2]]
+    assert row("best val/acc", "failed") == [
+        *("failed", "2", before[2]),
+        "UserError: of the test",
+    ]
 
 
 def test_the_plot_has_a_chart_for_each_curve(root, caplog, monkeypatch):

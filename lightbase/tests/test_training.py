@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -32,10 +33,11 @@ STEP_LR = "--model.scheduler StepLR --model.scheduler_args.step_size 1"
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Return the content of each file of a run but its curves, to which a failed start
-    may add a file."""
+    """Return the content of each file of a run but its curves and log.txt, to which a
+    failed start may add something."""
     files = [path for path in folder.rglob("*.*") if path.is_file()]
-    return {path: path.read_bytes() for path in files if "tfevents" not in path.name}
+    added = re.compile(r"events\.out\.tfevents|log\.txt")
+    return {path: path.read_bytes() for path in files if not added.match(path.name)}
 
 
 def summary(folder: Path) -> list[Any]:

@@ -28,6 +28,7 @@ from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entrie
 from lightbase.config.yaml_files import WITHOUT_EFFECT, flatten
 from lightbase.model.curves import run_folder
 from lightbase.run.folder import LockedFolder, root_folder
+from lightbase.watch.log import copied_output
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
 """The logger of a run whose config names none."""
@@ -51,23 +52,24 @@ class RunTensorBoard(TensorBoardLogger):
 
 @contextmanager
 def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
-    """Within this context, the loggers of a run are open. At its end, the run at W&B
-    ends, with status 1 after an error: the next run of the process would continue it.
-    """
+    """Within this context, the loggers of a run are open, and log.txt gets what is
+    printed. At its end, the run at W&B ends, with status 1 after an error. Otherwise
+    the next run of the same process would continue it."""
     loggers = make_loggers(spec, run)
     status = 1
-    try:
-        yield loggers
-        status = 0
-    finally:
-        for logger in loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.finish(status)
+    with copied_output(run):
+        try:
+            yield loggers
+            status = 0
+        finally:
+            for logger in loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.experiment.finish(status)
 
 
 class LoggedSettings(Callback):
     """Writes the hyperparameters into the loggers when a training starts, and the
-    points of the curves to disk at the end of each epoch.
+    points of the curves to disk before each checkpoint.
 
     first_step: The step at which this start begins its curves.
     """
@@ -106,9 +108,11 @@ class LoggedSettings(Callback):
                 folder = shlex.quote(relative_to_cwd(Path(logger.save_dir)))
                 say(f"Curves: tensorboard --logdir {folder}")
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the points of the curves to disk before the checkpoint of the epoch: a
-        resume from it leaves no gap."""
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values
+    ) -> None:
+        """Write the points of the curves to disk. If the run is killed after the
+        checkpoint, its curves have all points up to it: a resume leaves no gap."""
         for logger in trainer.loggers:
             logger.save()
 

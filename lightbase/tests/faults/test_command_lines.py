@@ -7,6 +7,7 @@ each time
 
 import contextlib
 import io
+import json
 import os
 import tempfile
 import warnings
@@ -81,8 +82,9 @@ def check(args: list[str], root: Path, labels: list[str]) -> None:
     kept = [folder for folder in root.rglob("version_*") if folder.is_dir()]
     if status == 2:
         assert not kept
-    for folder in kept:  # stopped in training, where what was saved is kept
-        assert list(folder.glob("checkpoints/*.ckpt")), f"{folder} is left"
+    for folder in kept:  # stopped in training, after a step
+        progress = json.loads((folder / "progress.json").read_text())
+        assert progress["steps"], f"{folder} is left"
 
 
 def of_command(settings: list[Setting]) -> list[str]:

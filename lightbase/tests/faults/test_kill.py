@@ -28,7 +28,9 @@ FLAGS = argv(
     "--data small.Augmented --data.num_train 2500 --data.num_test 500",
     "--model.scheduler CosineAnnealingLR --model.scheduler_interval step",
     "--trainer.max_epochs 8 --trainer.log_every_n_steps 7",
+    "--checkpoint_minutes 0.003",  # about twice an epoch
 )
+TWO = argv("--trainer.devices 2 --trainer.strategy ddp")
 # what the run has left in its folder when the moment has come; "" comes at a random
 # time
 MOMENTS = ("", "version_*/config.yaml", "version_*/checkpoints/.*.part")
@@ -50,12 +52,13 @@ def newest(root):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a run that nobody touches, and its seconds."""
+def whole(tmp_path_factory, request):
+    """The folder of a run that nobody touches, its seconds and its flags."""
+    flags = [*FLAGS, *request.param]
     root, begin = tmp_path_factory.mktemp("whole"), time.monotonic()
-    status = start(root, "--config", TINY, *FLAGS).wait()
+    status = start(root, "--config", TINY, *flags).wait()
     assert status == 0, (root / "err.txt").read_text()
-    return newest(root), time.monotonic() - begin
+    return newest(root), time.monotonic() - begin, flags
 
 
 def wait_for(process, moment, root, seconds):
@@ -67,10 +70,10 @@ def wait_for(process, moment, root, seconds):
         time.sleep(0.0005)
 
 
-def run_to_the_end(root, kinds, draw, seconds):
+def run_to_the_end(root, kinds, draw, seconds, run_flags):
     """Start, stop, resume, and so on."""
     for number in range(MOST_KILLS + 1):
-        flags = ["--config", TINY, *FLAGS]
+        flags = ["--config", TINY, *run_flags]
         if (newest(root) / "checkpoints" / "last.ckpt").is_file():
             flags += ["--ckpt_path", "last"]
         process = start(root, *flags)
@@ -92,9 +95,14 @@ def run_to_the_end(root, kinds, draw, seconds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kinds",
-    [[signal.SIGKILL], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]],
-    ids=["kill", "stop"],
+    ("whole", "kinds"),
+    [
+        ([], [signal.SIGKILL]),
+        ([], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]),
+        (TWO, [signal.SIGKILL]),
+    ],
+    ids=["kill", "stop", "kill two"],
+    indirect=["whole"],
 )
 @pytest.mark.linux
 def test_a_run_that_is_stopped_many_times_ends_as_one_that_is_not(
@@ -105,7 +113,7 @@ def test_a_run_that_is_stopped_many_times_ends_as_one_that_is_not(
     for number in range(ROUNDS):
         root = tmp_path / str(number)
         root.mkdir()
-        run_to_the_end(root, kinds, draw, whole[1])
+        run_to_the_end(root, kinds, draw, *whole[1:])
         folders = newest(root), whole[0]
         for name in ("last", "best"):
             resumed, expected = (checkpoint(folder, name) for folder in folders)
