@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import re
 import shlex
 import shutil
@@ -145,6 +146,22 @@ def make_version(folder: Path) -> Path:
     except FileExistsError:
         return make_version(folder)
     return version
+
+
+def torchrun_id() -> str:
+    """Return the --rdzv-id of torchrun, or "" without torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def run_of_torchrun(folder: Path) -> Path | None:
+    """Return the newest run in ROOT/NAME that this torchrun has started, or None. Its
+    environment.txt tells. Other commands may have started runs of this name since."""
+    for number in range(newest_number(folder), -1, -1):
+        run = folder / f"version_{number}"
+        file = run / "environment.txt"
+        if file.is_file() and f"\ntorchrun: {torchrun_id()}\n" in file.read_text():
+            return run
+    return None
 
 
 def newest_version(folder: Path) -> Path:

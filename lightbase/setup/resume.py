@@ -35,7 +35,12 @@ from lightbase.config.yaml_files import (
 from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 from lightbase.run.devices import num_processes_started, settle_devices
-from lightbase.run.folder import check_name, logs_folder_of, newest_version
+from lightbase.run.folder import (
+    check_name,
+    logs_folder_of,
+    newest_version,
+    run_of_torchrun,
+)
 from lightbase.run.state import note_on_state
 from lightbase.setup.load import (
     check_has_classes,
@@ -140,13 +145,14 @@ def find_restart(line: CommandLine) -> Restart | None:
     checkpoint is not sound.
     """
     ckpt_path = line.place("ckpt_path")
-    if ckpt_path is None and is_restarted(line):
+    restarted = restarted_run(line) if ckpt_path is None else None
+    if restarted:
         ckpt_path = "last"
     if ckpt_path is None or line.place("print_config") in TRUE:
         return None
     path = PROJECT.found(ckpt_path)
     if ckpt_path in ("last", "best"):
-        path = newest_checkpoint(ckpt_path, newest_run(line))
+        path = newest_checkpoint(ckpt_path, restarted or newest_run(line))
     root = line.place("trainer.default_root_dir")
     if line.place("trust_checkpoint") not in TRUE:
         way_out = f"to start a new run from its weights: --model.weights {path}"
@@ -183,14 +189,16 @@ def is_newest(path: Path) -> bool:
     return not last.exists() or path.stat().st_mtime >= last.stat().st_mtime
 
 
-def is_restarted(line: CommandLine) -> bool:
-    """Return whether this command continues the newest run of its name without
-    --ckpt_path: torchrun has started the command again, because a process had ended,
-    and the run is not complete."""
+def restarted_run(line: CommandLine) -> Path | None:
+    """Return the run that this command continues without --ckpt_path: torchrun has
+    started the command again, because a process had ended, and the run is not complete.
+    """
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return False
-    run = newest_run(line)
-    return run.exists() and not (run / "metrics.json").exists()
+        return None
+    run = run_of_torchrun(newest_run(line).parent)
+    if run and (run / "metrics.json").exists():
+        return None
+    return run
 
 
 def newest_run(line: CommandLine) -> Path:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.commands.train import main
+from lightbase.run import folder
+from lightbase.watch import environment
 
 
 def files_in(folder: Path) -> dict[Path, bytes]:
@@ -104,11 +106,17 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
 
 
 def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):
-    train("--trainer.max_epochs", 1)
-    run = tmp_path / "tiny" / "version_0"
-    (run / "metrics.json").unlink()  # as if a process had been killed
+    runs = [tmp_path / "tiny" / f"version_{i}" for i in range(3)]
+    job = ""
+    for module in (folder, environment):
+        monkeypatch.setattr(module, "torchrun_id", lambda: job)
+    for run, job in zip(runs, ("7", "8"), strict=False):  # two jobs with one name
+        train("--trainer.max_epochs", 1)
+        (run / "metrics.json").unlink()  # as if a process had been killed
+    job = "7"
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert train("--trainer.max_epochs", 2)["epochs"] == 2
-    assert [path.name for path in run.parent.iterdir()] == ["version_0"]
-    train("--trainer.max_epochs", 1)  # the newest run is complete
-    assert (tmp_path / "tiny" / "version_1").exists()
+    assert (runs[0] / "metrics.json").exists()
+    assert not runs[2].exists()
+    train("--trainer.max_epochs", 1)  # the run of the job is complete
+    assert runs[2].exists()

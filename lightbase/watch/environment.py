@@ -14,6 +14,7 @@ from lightbase.config.errors import first_line
 from lightbase.config.paths import PROJECT
 from lightbase.model.curves import run_folder
 from lightbase.run.devices import describe_devices, devices_of
+from lightbase.run.folder import torchrun_id
 
 PACKAGES = (
     "torch",
@@ -53,6 +54,8 @@ def describe_environment(trainer: Trainer) -> str:
         describe_devices(trainer),
         f"git commit: {git_commit()}",
     ]
+    if name := torchrun_id():
+        lines.append(f"torchrun: {name}")
     for name in PACKAGES:
         lines.append(f"{name}: {importlib.metadata.version(name)}")
     for device in devices_of(trainer.strategy):
