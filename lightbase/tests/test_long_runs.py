@@ -3,6 +3,7 @@ that ended badly."""
 
 import errno
 import json
+import operator
 import re
 import sys
 import time
@@ -24,6 +25,7 @@ from lightbase.watch.log import LogFile
 HERE = "test_long_runs"
 ALWAYS = "--checkpoint_minutes 1e-9"  # after each step
 INTERRUPTED = "--trainer.callbacks stops.Interrupt"
+SLOW = f"--trainer.callbacks+ {HERE}.Slow"
 EVERY_3 = (
     "--trainer.callbacks+ ModelCheckpoint --trainer.callbacks.every_n_train_steps 3 "
     "--trainer.callbacks.save_top_k -1 --trainer.callbacks.filename {step}"
@@ -126,11 +128,11 @@ def test_a_write_that_fails_within_an_epoch_is_a_line(
     train, tmp_path, monkeypatch, capsys
 ):
     write = checkpoint_files.write_whole
-    sizes = []
+    times = []
 
     def fail_first(path, *args):
-        sizes.append(path.name)
-        if len(sizes) in (2, 3):
+        times.append(time.monotonic())
+        if len(times) in (2, 3):
             full = OSError(errno.ENOSPC, "No space left on device")
             raise UserError(f"{path} cannot be written: {full.strerror}") from full
         write(path, *args)
@@ -140,6 +142,10 @@ def test_a_write_that_fails_within_an_epoch_is_a_line(
     printed = capsys.readouterr().out
     assert printed.count("No space left on device; the training goes on\n") == 2
     assert checkpoint(tmp_path / "tiny" / "version_0")["global_step"] == 7
+    del times[1:]  # the second one fails again, and a third one is not due
+    interrupt(train, monkeypatch, 0, "--checkpoint_minutes 0.003", SLOW)
+    assert len(times) > 3
+    assert min(map(operator.sub, times[2:], times[1:])) > 0.003 * 60
 
 
 def test_devices_stay_within_an_epoch_and_the_message_says_how_to_go_on(
@@ -218,6 +224,11 @@ def test_what_is_left_of_a_run_that_failed_in_its_first_epoch(
     capsys.readouterr()
     script("runs").main(root)
     assert capsys.readouterr().out.splitlines()[1].split()[2] == "finished"
+
+
+class Slow(Callback):
+    def on_train_batch_start(self, *_):
+        time.sleep(0.1)
 
 
 class FailsAtOnce(Callback):
