@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning import Callback
 from paths import TINY, argv, fails, script
 from plain import PlainData, PlainModule
 from stops import Interrupt, InterruptedRunError
+from torch.utils.data import Dataset
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.config.errors import UserError
+from lightbase.data.module import BaseDataModule
 from lightbase.run import checkpoint as checkpoint_files
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.watch.log import LogFile
@@ -272,3 +275,53 @@ def test_what_a_progress_bar_draws_again_is_not_in_the_log(tmp_path):
     log.add("five\n")
     assert log.path is None
     log.add("six\n")  # nothing is tried again
+
+
+class Growing(BaseDataModule):
+    """A Dataset of 40 samples that grows by 40 in each epoch."""
+
+    classes = ["left", "right"]
+
+    def load(self, split):
+        num = {"train": 40, "test": 8}[split]
+        samples = [(torch.randn(3), i % 2) for i in range(num)]
+        if split == "train":
+            self.samples = samples
+        return Listed(samples)
+
+
+class Listed(Dataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+class Grows(Callback):
+    num_batches: list[int] = []
+
+    def on_train_epoch_end(self, trainer, *_):
+        self.num_batches.append(trainer.num_training_batches)
+        trainer.datamodule.samples.extend(trainer.datamodule.samples[:40])
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [5, 5]), (1, [5, 10])])
+def test_a_new_loader_each_epoch_reads_all_of_a_dataset_that_grows(
+    tmp_path, monkeypatch, every, expected
+):
+    monkeypatch.setattr(Grows, "num_batches", [])
+    config = tmp_path / "growing.yaml"
+    config.write_text(
+        f"name: tiny\nmodel: {{net: {{class_path: MLP, init_args: {{sizes: [3, 2]}}}}}}\n"
+        f"data: {{class_path: {HERE}.Growing, init_args: {{val_fraction: 0}}}}\n"
+    )
+    flags = "--data.batch_size 8 --trainer.max_epochs 2 --trainer.accelerator cpu"
+    flags += f" --trainer.callbacks {HERE}.Grows --test false --step_timer false"
+    flags += f" --trainer.reload_dataloaders_every_n_epochs {every}"
+    root = ["--trainer.default_root_dir", str(tmp_path)]
+    script("train").main(["--config", str(config), *root, *flags.split()])
+    assert Grows.num_batches == expected
