@@ -179,12 +179,13 @@ class RunCheckpoint(ModelCheckpoint):
 
     def save_if_possible(self, trainer: Trainer) -> None:
         """Write last.ckpt as `save` does. If the file cannot be written, print a line
-        and return: the earlier file is whole."""
+        and try again after `minutes`: the earlier file is whole."""
         try:
             self.save(trainer)
         except UserError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
+            self.tried_at = time.monotonic()
             say(f"{first_line(error)}; the training goes on")
             # the others wait there for the process that writes
             trainer.strategy.barrier("Trainer.save_checkpoint")

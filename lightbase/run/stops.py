@@ -1,5 +1,5 @@
 """The callbacks that end a training early: after a signal, without a loss, or when
-patience is used up.
+patience is used up. `BetweenSteps` also writes last.ckpt in long epochs.
 
 With several processes, all of them have to end at the same step: a process that waits
 for another one would wait forever.

@@ -3,6 +3,7 @@ that ended badly."""
 
 import errno
 import json
+import operator
 import re
 import sys
 import time
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning import Callback
 from paths import TINY, argv, fails, script
 from plain import PlainData, PlainModule
 from stops import Interrupt, InterruptedRunError
+from torch.utils.data import Dataset
 from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.config.errors import UserError
+from lightbase.data.module import BaseDataModule
 from lightbase.run import checkpoint as checkpoint_files
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.watch.log import LogFile
@@ -24,6 +28,7 @@ from lightbase.watch.log import LogFile
 HERE = "test_long_runs"
 ALWAYS = "--checkpoint_minutes 1e-9"  # after each step
 INTERRUPTED = "--trainer.callbacks stops.Interrupt"
+SLOW = f"--trainer.callbacks+ {HERE}.Slow"
 EVERY_3 = (
     "--trainer.callbacks+ ModelCheckpoint --trainer.callbacks.every_n_train_steps 3 "
     "--trainer.callbacks.save_top_k -1 --trainer.callbacks.filename {step}"
@@ -126,11 +131,11 @@ def test_a_write_that_fails_within_an_epoch_is_a_line(
     train, tmp_path, monkeypatch, capsys
 ):
     write = checkpoint_files.write_whole
-    sizes = []
+    times = []
 
     def fail_first(path, *args):
-        sizes.append(path.name)
-        if len(sizes) in (2, 3):
+        times.append(time.monotonic())
+        if len(times) in (2, 3):
             full = OSError(errno.ENOSPC, "No space left on device")
             raise UserError(f"{path} cannot be written: {full.strerror}") from full
         write(path, *args)
@@ -140,6 +145,10 @@ def test_a_write_that_fails_within_an_epoch_is_a_line(
     printed = capsys.readouterr().out
     assert printed.count("No space left on device; the training goes on\n") == 2
     assert checkpoint(tmp_path / "tiny" / "version_0")["global_step"] == 7
+    del times[1:]  # the second one fails again, and a third one is not due
+    interrupt(train, monkeypatch, 0, "--checkpoint_minutes 0.003", SLOW)
+    assert len(times) > 3
+    assert min(map(operator.sub, times[2:], times[1:])) > 0.003 * 60
 
 
 def test_devices_stay_within_an_epoch_and_the_message_says_how_to_go_on(
@@ -220,6 +229,11 @@ def test_what_is_left_of_a_run_that_failed_in_its_first_epoch(
     assert capsys.readouterr().out.splitlines()[1].split()[2] == "finished"
 
 
+class Slow(Callback):
+    def on_train_batch_start(self, *_):
+        time.sleep(0.1)
+
+
 class FailsAtOnce(Callback):
     def on_train_batch_start(self, *_):
         raise ZeroDivisionError
@@ -261,3 +275,53 @@ def test_what_a_progress_bar_draws_again_is_not_in_the_log(tmp_path):
     log.add("five\n")
     assert log.path is None
     log.add("six\n")  # nothing is tried again
+
+
+class Growing(BaseDataModule):
+    """A Dataset of 40 samples that grows by 40 in each epoch."""
+
+    classes = ["left", "right"]
+
+    def load(self, split):
+        num = {"train": 40, "test": 8}[split]
+        samples = [(torch.randn(3), i % 2) for i in range(num)]
+        if split == "train":
+            self.samples = samples
+        return Listed(samples)
+
+
+class Listed(Dataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+class Grows(Callback):
+    num_batches: list[int] = []
+
+    def on_train_epoch_end(self, trainer, *_):
+        self.num_batches.append(trainer.num_training_batches)
+        trainer.datamodule.samples.extend(trainer.datamodule.samples[:40])
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [5, 5]), (1, [5, 10])])
+def test_a_new_loader_each_epoch_reads_all_of_a_dataset_that_grows(
+    tmp_path, monkeypatch, every, expected
+):
+    monkeypatch.setattr(Grows, "num_batches", [])
+    config = tmp_path / "growing.yaml"
+    config.write_text(
+        f"name: tiny\nmodel: {{net: {{class_path: MLP, init_args: {{sizes: [3, 2]}}}}}}\n"
+        f"data: {{class_path: {HERE}.Growing, init_args: {{val_fraction: 0}}}}\n"
+    )
+    flags = "--data.batch_size 8 --trainer.max_epochs 2 --trainer.accelerator cpu"
+    flags += f" --trainer.callbacks {HERE}.Grows --test false --step_timer false"
+    flags += f" --trainer.reload_dataloaders_every_n_epochs {every}"
+    root = ["--trainer.default_root_dir", str(tmp_path)]
+    script("train").main(["--config", str(config), *root, *flags.split()])
+    assert Grows.num_batches == expected
