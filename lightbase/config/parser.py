@@ -55,6 +55,7 @@ FLAGS = [
     ("monitor_mode", Literal["min", "max"] | None, None),
     ("patience", PositiveInt | None, None),
     ("num_threads", PositiveInt | None, None),
+    ("cuda_graphs", bool | Literal["auto"], "auto"),
     ("keep_every_epoch", bool, False),
     ("test", bool, True),
     # the callbacks that only watch: see `make_extras` in lightbase/commands/train.py

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from lightbase.config.errors import say
 from lightbase.config.tables import as_table
 from lightbase.model.curves import has_pictures, log_figure, num_steps
+from lightbase.watch.cuda_graphs import CudaGraphs
 
 PHASES = (
     "data_loading",
@@ -59,6 +60,7 @@ MEANINGS = {
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
     "lr_scheduler_step": "optimizer",
+    "replayed_steps": "replayed_steps",  # of CudaGraphs, beside the other phases
     "on_train_batch_end": "logging",
     "on_validation_model_zero_grad": STEPS_END,
     "on_validation_start": STEPS_END,
@@ -169,7 +171,7 @@ class PhaseClock(PassThroughProfiler):
         phase = meaning(action_name)
         # After on_train_batch_end Lightning writes the curves, which is no action. So
         # the phase logging lasts until the next call.
-        if phase in PHASES and phase != "logging":
+        if phase not in ("", STEPS_END, "logging"):
             self.phases = self.phases[:-1] or ["other"]
             self._mark(self.phases[-1])
 
@@ -199,12 +201,13 @@ class PhaseClock(PassThroughProfiler):
     def _mark(self, phase: str) -> None:
         """Note that a phase begins now, if the current call is timed. "" ends the
         call."""
-        if not self.weight:
+        is_on_gpu = self.device.type == "cuda"
+        if not self.weight or (is_on_gpu and torch.cuda.is_current_stream_capturing()):
             return
         if self.device.type == "mps":
             torch.mps.synchronize()
         now: Any = time.perf_counter()
-        if self.device.type == "cuda":
+        if is_on_gpu:
             now = torch.cuda.Event(enable_timing=True)
             now.record()
         self.marks.append((phase, now, self.weight))
@@ -216,7 +219,8 @@ class PhaseClock(PassThroughProfiler):
             torch.cuda.synchronize()
         for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
             if phase and is_on_gpu:
-                self.seconds[phase] += weight * start.elapsed_time(end) / 1e3
+                seconds = start.elapsed_time(end) / 1e3
+                self.seconds[phase] = self.seconds.get(phase, 0) + weight * seconds
             elif phase:
                 self.seconds[phase] += weight * (end - start)
         self.marks = []
@@ -288,6 +292,9 @@ class StepTimer(Callback):
         if not self.has_table:
             rows = [*zip(*rows, strict=True)][:2]
         say("\n".join(as_table(rows)))
+        for callback in trainer.callbacks:
+            if isinstance(callback, CudaGraphs) and self.has_table:
+                callback.say_reason()
 
     def pie(self) -> Figure:
         """Return a pie chart of the phases of a step. The labels are in a legend:
