@@ -320,7 +320,7 @@ STEPS = [
     ("--model {0}.Counts", "the step changes an attribute, or draws random numbers"),
     ("--model {0}.CountsInList", "replays give other weights or curves than ordinary"),
     ("--model {0}.Draws", "the step changes an attribute, or draws random numbers"),
-    ("--model {0}.Logs", "the step calls self.log('train/twice')"),
+    ("--model {0}.Logs", "the step calls self.log"),
     ("--model {0}.Hook", "on_before_zero_grad of Hook"),
     ("--model {0}.Manual", "Manual has manual optimization"),
     ("--model {0}.TwoOptimizers", "TwoOptimizers has manual optimization"),

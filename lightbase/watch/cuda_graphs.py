@@ -55,6 +55,11 @@ TOLERANCE = 1e-3
 """The largest difference between replays and ordinary steps, as a share of the change.
 It is for kernels that add in any order; with --trainer.deterministic it is 0."""
 
+NUMBER_METHODS = (
+    "__bool__ __int__ __index__ __float__ __eq__ __hash__ __mod__ __lt__ __gt__ __le__ "
+    "__ge__ __add__ __radd__ __mul__ __rmul__ __sub__ __truediv__ __format__ __str__"
+)
+
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-true")
 
 TURN_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -80,79 +85,77 @@ class NotCapturableError(Exception):
     """The step does something that a replay would not repeat."""
 
 
-class Frozen:
-    """Stands for a number that differs in each step: whoever looks at it gets a
-    NotCapturableError."""
+def refuse(what: str) -> Callable[..., Any]:
+    """Return a function that raises NotCapturableError."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NotCapturableError(f"the step {what}")
 
-    def refuse(self, *_: Any) -> Any:
-        raise NotCapturableError(f"the step looks at {self.name}")
+    return refused
 
-    __bool__ = __int__ = __index__ = __float__ = __eq__ = __hash__ = refuse
-    __mod__ = __lt__ = __gt__ = __le__ = __ge__ = __add__ = __format__ = refuse  # type: ignore[assignment]
+
+FROZEN = type(
+    "Frozen", (), dict.fromkeys(NUMBER_METHODS.split(), refuse("looks at batch_idx"))
+)()
+"""Stands for batch_idx in a recording."""
 
 
 class Recorder:
-    """Takes the place of the accumulator of the training within a step.
+    """Stands before the accumulator of the training: `track` gives its values to `add`.
 
-    In ordinary steps it passes on what `track` gives, and keeps copies. In a recording
-    it writes to the row `counter` of `rows`, which `pour` passes on after the replays.
-
-    The rows are made of the copies, before the recording. Made within it, they would
-    get memory that is in use earlier in the step. Each replay would then overwrite the
-    rows of those before it.
+    In a recording they go to the row `counter` of `rows`, and `pour` passes the rows on
+    after the replays. Otherwise they go on at once. The first turn also `keeps` copies,
+    of which `make_rows` makes the rows, before the recording. Made within it, the rows
+    would get memory that is in use earlier in the step: a replay would overwrite the
+    rows of the replays before it.
 
     rows: {"values": {name: tensor (limit,)}, "pair": outputs and targets}, each tensor
-        (limit, ...). None before the recording.
+        (limit, ...). None if the steps do not call `track`.
     """
 
     rows: Any = None
-    num_calls = 0
+    keeps = records = False
+    size = num_calls = 0
 
-    def __init__(self, accumulator: Any, counter: Tensor) -> None:
-        self.accumulator = accumulator
+    def __init__(self, counter: Tensor) -> None:
         self.counter = counter
         self.kept: list[Any] = []
 
-    def add(self, size: int, values: Any, outputs: Any, targets: Any) -> None:
-        self.num_calls += 1
-        parts: Any = {"values": values, "pair": []}
-        if outputs is not None and targets is not None:
-            parts["pair"] = [outputs, targets]
-        parts = map_tensors(Tensor.detach, parts)
-        if self.rows is None:
+    def replace(self, accumulator: Any) -> None:
+        self.pass_on = accumulator.add
+        accumulator.add = self.add
+
+    def add(
+        self, size: int, values: Any, outputs: Any, targets: Any, copies: bool = True
+    ) -> None:
+        has_pair = outputs is not None and targets is not None
+        pair = [outputs, targets] if has_pair else []
+        parts = map_tensors(Tensor.detach, {"values": values, "pair": pair})
+        if self.keeps:
             self.size = size
             self.kept.append(map_tensors(torch.clone, parts))
-            self.accumulator.add(size, values, outputs, targets)
+        if not self.records:
+            self.pass_on(size, values, outputs, targets, copies)
             return
+        self.num_calls += 1
         rows = tensors_in(self.rows)
         for row, part in zip(rows, tensors_in(parts), strict=True):
             row.index_copy_(0, self.counter, part[None])
 
-    def make_rows(self, limit: int) -> list[Tensor]:
-        """Make the rows, if the steps have called `track`. Return what they gave, in
-        the form of `read`."""
-        if not self.kept:
-            return []
-        tracked, self.kept = default_collate(self.kept), []
-        self.rows = map_tensors(lambda x: x.new_zeros(limit, *x.shape[1:]), tracked)
-        return tensors_in(tracked)
-
-    def read(self, num: int) -> list[Tensor]:
-        """Return copies of the first `num` rows."""
-        return tensors_in(map_tensors(lambda x: x[:num].clone(), self.rows))
+    def make_rows(self, limit: int) -> None:
+        if self.kept:
+            self.kept = default_collate(self.kept)
+            self.rows = map_tensors(
+                lambda x: x.new_zeros(limit, *x.shape[1:]), self.kept
+            )
 
     def pour(self, num: int) -> None:
         """Give the first `num` rows to the accumulator."""
-        copies = map_tensors(lambda x: x[:num].clone(), self.rows)
-        for i in range(num if copies else 0):
-            row = map_tensors(itemgetter(i), copies)
+        rows = map_tensors(lambda x: x[:num].clone(), self.rows)
+        for i in range(num if rows else 0):
+            row = map_tensors(itemgetter(i), rows)
             outputs, targets = row["pair"] or (None, None)
-            self.accumulator.add(
-                self.size, row["values"], outputs, targets, copies=False
-            )
+            self.pass_on(self.size, row["values"], outputs, targets, copies=False)
 
 
 @functools.cache
@@ -173,9 +176,6 @@ class Graph:
         self.replay = self.graph.replay
         generator = torch.cuda.default_generators[device.index or 0]
         before = generator.clone_state()
-        deterministic: Any = torch.utils.deterministic
-        fills = deterministic.fill_uninitialized_memory
-        deterministic.fill_uninitialized_memory = False  # in each replay
         was_collecting = gc.isenabled()
         gc.disable()  # to free memory may end a recording
         torch.cuda.synchronize(device)
@@ -194,7 +194,6 @@ class Graph:
             generator.graphsafe_set_state(before)
             raise
         finally:
-            deterministic.fill_uninitialized_memory = fills
             if was_collecting:
                 gc.enable()
 
@@ -256,7 +255,7 @@ class CudaGraphs(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Let go of the memory on the GPU: a test may follow."""
-        self.graph = self.recorder = self.rows = None
+        self.graph = self.rows = self.recorder = None
 
     def give_up(self, reason: str, is_quiet: bool = True) -> None:
         """Let all steps be ordinary from now on.
@@ -298,7 +297,7 @@ class CudaGraphs(Callback):
         if every := trainer.log_every_n_steps:
             lengths.append(every - logged_step(trainer) % every)
         every = trainer.val_check_batch
-        if every and every != float("inf"):
+        if every != float("inf"):
             if trainer.check_val_every_n_epoch is None:  # over all epochs
                 ready = num_batches(trainer)
             lengths.append(every - ready % every)
@@ -310,14 +309,13 @@ class CudaGraphs(Callback):
     def is_stale(self) -> bool:
         """Forget a recording that no longer holds. Return whether ordinary steps have
         to come first."""
-        hidden = {"lr": "in a tensor"} if self.by_step else {}
-        groups = [
-            {**group, "params": len(group["params"]), **hidden}
+        options = [
+            {**group, "params": [], "lr": self.by_step or group["lr"]}
             for group in self.optimizer.param_groups
         ]
         weights = (*self.model.parameters(), *self.model.buffers())
         places = [(x.data_ptr(), x.requires_grad) for x in weights]
-        key = (self.trainer.current_epoch, str(groups), places)
+        key = (self.trainer.current_epoch, str(options), places)
         if key != self.key:
             if self.graph and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # it may still be running
@@ -344,9 +342,8 @@ class CudaGraphs(Callback):
             self.rates.append(self.rates_now())
             count_optimizer_step(self.trainer)
         self.launch(turn)
-        if self.recorder:
-            self.recorder.pour(turn.num)
-            # note the rates of the last step
+        self.recorder.pour(turn.num)
+        if isinstance(self.model, BaseModule):  # note the rates of the last step
             self.model.curves_callback.on_train_batch_start(self.trainer)
         return map_tensors(torch.clone, self.output)
 
@@ -406,8 +403,9 @@ class CudaGraphs(Callback):
         turn = kwargs["batch"]
         self.make_room(turn)
         before = self.state()
-        with self.tracking():
-            output = self.ordinary_steps(batch_idx, kwargs)
+        self.recorder.keeps = True
+        output = self.ordinary_steps(batch_idx, kwargs)
+        self.recorder.keeps = False
         after = self.state()
         self.restore(before)
         self.record(turn, kwargs)
@@ -430,9 +428,9 @@ class CudaGraphs(Callback):
             ),
             turn.values,
         )
+        self.recorder = Recorder(self.counter)
         if isinstance(self.model, BaseModule):
-            means = self.model.curves_callback.means
-            self.recorder = Recorder(means["train"], self.counter)
+            self.recorder.replace(self.model.curves_callback.means["train"])
 
     def record(self, turn: Turn, kwargs: Any) -> None:
         """Record a step. Nothing is computed yet: weights and random numbers stay. Give
@@ -440,13 +438,12 @@ class CudaGraphs(Callback):
         before = self.state()
         self.kwargs = dict(kwargs)
         if "batch_idx" in kwargs:
-            self.kwargs["batch_idx"] = Frozen("batch_idx")
+            self.kwargs["batch_idx"] = FROZEN
         self.output: Any = {}
         try:
             if self.num_needed == NUM_WARM:
                 gc.collect()  # what holds an earlier step's graph of gradients
-                if self.recorder:
-                    self.tracked = self.recorder.make_rows(self.limit)
+                self.recorder.make_rows(self.limit)
             self.num_needed = 1
             self.fill(turn)
             self.graph = type(self).make_graph(self.step, self.device)
@@ -454,7 +451,7 @@ class CudaGraphs(Callback):
                 raise NotCapturableError(
                     "the step changes an attribute, or draws random numbers on the CPU"
                 )
-            if self.recorder and self.recorder.num_calls != bool(self.recorder.rows):
+            if self.recorder.num_calls != bool(self.recorder.rows):
                 raise NotCapturableError("the step does not call track once")
             if not self.output:
                 raise NotCapturableError("training_step returned no loss")
@@ -477,46 +474,30 @@ class CudaGraphs(Callback):
         rows = map_tensors(lambda x: x.index_select(0, self.counter)[0], self.rows)
         batch = self.on_device(rows)
         begin_batch(self.trainer, batch)
-        refuse = Frozen("global_step").refuse
-        with uncounted_step(self.trainer, refuse), self.tracking(), self.frozen():
+        with self.frozen():
             kwargs = {**self.kwargs, "batch": batch}
             self.output = self.original(self.optimizer, 0, kwargs)
         self.counter.add_(1)
 
     @contextlib.contextmanager
-    def tracking(self) -> Iterator[None]:
-        """Within this context, `track` gives its values to the recorder."""
-        if not self.recorder:
-            yield
-            return
-        means = self.model.curves_callback.means
-        means["train"] = self.recorder
-        self.recorder.num_calls = 0
-        try:
-            yield
-        finally:
-            means["train"] = self.recorder.accumulator
-
-    @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Within this context, learning rates by step are tensors, and `self.log`
-        raises NotCapturableError."""
-
-        def refuse(name: str, *_: Any, **__: Any) -> None:
-            raise NotCapturableError(
-                f"the step calls self.log({name!r}); use self.track"
-            )
-
+        """Within this context, learning rates by step are tensors, `track` writes to
+        rows, and `self.log` and `global_step` raise NotCapturableError."""
         groups = self.optimizer.param_groups
         saved = [{**group} for group in groups]
-        for group in groups:
-            group.update({name: True for name in ("capturable",) if name in group})
-        for group, rate in zip(groups, self.rate, strict=False):
-            group["lr"] = rate
-        vars(self.model)["log"] = refuse
+        for i, group in enumerate(groups):
+            if self.by_step:
+                group["lr"] = self.rate[i]
+            if "capturable" in group:
+                group["capturable"] = True
+        vars(self.model)["log"] = refuse("calls self.log")
+        self.recorder.records = True
+        self.recorder.num_calls = 0
         try:
-            yield
+            with uncounted_step(self.trainer, refuse("looks at global_step")):
+                yield
         finally:
+            self.recorder.records = False
             del vars(self.model)["log"]
             for group, options in zip(groups, saved, strict=True):
                 group.update(options)
@@ -567,26 +548,26 @@ class CudaGraphs(Callback):
         if plain(found[1]) != plain(expected[1]):  # random numbers
             return False
         num = len([*self.model.parameters()])
-        states = (found, expected, before)
-        weights = (torch.cat([x.flatten() for x in state[0][:num]]) for state in states)
-        triples: list[Any] = [tuple(weights)]
-        if self.recorder and self.recorder.rows:
-            rows = self.recorder.read(turn.num)
-            for row, tracked in zip(rows, self.tracked, strict=True):
-                triples.append((row, tracked, torch.zeros_like(tracked)))
+        pairs = [(x[0][:num], x[0][num:]) for x in (found, expected, before)]
+        triples = [*zip(*pairs, strict=True)]
+        for row, kept in zip(
+            tensors_in(self.recorder.rows), tensors_in(self.recorder.kept), strict=True
+        ):
+            rows = row[: turn.num]
+            triples.append(([rows], [kept], [torch.zeros_like(kept)]))
         tolerance = TOLERANCE
         if torch.are_deterministic_algorithms_enabled():
             tolerance = 0.0
-            triples += zip(found[0], expected[0], before[0], strict=True)
         return all(
             distance(one, other) <= tolerance * distance(other, start)
             for one, other, start in triples
         )
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """Return the Euclidean distance of two tensors."""
-    return float((one.double() - other.double()).norm())
+def distance(one: list[Tensor], other: list[Tensor]) -> float:
+    """Return the Euclidean distance of two lists of tensors."""
+    parts = [(x.double() - y).norm() for x, y in zip(one, other, strict=True)]
+    return float(torch.stack(parts).norm()) if parts else 0.0
 
 
 def plain(values: Any) -> Any:
@@ -613,6 +594,8 @@ def against_turns(trainer: Any) -> Iterator[str]:
         yield f"{type(model).__name__} has manual optimization"
     if trainer.accumulate_grad_batches != 1:
         yield "trainer.accumulate_grad_batches"
+    if trainer.val_check_batch is None:
+        yield "trainer.val_check_interval is a time"
     if not isinstance(trainer.profiler, PassThroughProfiler):
         yield "trainer.profiler"
     if not isinstance(loader, ResumableLoader) or loader.num_at_once == 1:
