@@ -5,6 +5,7 @@ A CPU emulates the recording: the step runs once, what it has computed is taken 
 a replay runs it again. So all is tried here but the capture itself, see test_on_gpu.py.
 """
 
+import os
 import random
 import re
 import signal
@@ -120,7 +121,12 @@ def assert_same(folder: Path, other: Path) -> None:
     assert len(expected) > 100
     wrong = [x for x in expected.keys() | found if found.get(x) != expected.get(x)]
     assert not wrong
-    assert curves(folder) == curves(other)
+    points, other_points = curves(folder), curves(other)
+    names = [
+        x for x in points.keys() | other_points if not x.startswith("watch/device")
+    ]
+    assert names
+    assert [points.get(x) for x in names] == [other_points.get(x) for x in names]
 
 
 LENGTHS = [
@@ -360,6 +366,61 @@ def test_the_steps_of_a_turn_are_lightnings_own(train, tmp_path, turns, name):
     train(flags)
     assert sum(turns) > 30
     assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
+
+
+class Waits(Step):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss * (2.0 if loss.item() > 1 else 1.0)
+
+
+ON_GPU = "--trainer.accelerator gpu --trainer.deterministic true"
+REAL_GPU = pytest.mark.skipif(
+    "SIMGPU_FOLDER" in os.environ, reason="a simulated GPU records nothing"
+)
+
+
+@pytest.mark.gpu
+@REAL_GPU
+@pytest.mark.parametrize("flags", LENGTHS)
+def test_on_a_gpu_replays_train_as_ordinary_steps_do(
+    train, tmp_path, turns, capsys, flags
+):
+    train(NOISY, flags, ON_GPU, ORDINARY, "--name ordinary")
+    train(NOISY, flags, ON_GPU, "--cuda_graphs true")
+    assert LINE not in capsys.readouterr().out
+    assert max(turns) > 1
+    assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
+
+
+@pytest.mark.gpu
+@REAL_GPU
+def test_on_a_gpu_a_resume_within_an_epoch_goes_on(train, tmp_path, capsys):
+    flags = f"{NOISY} {ON_GPU} --trainer.max_epochs 3 --model.scheduler StepLR"
+    flags += " --model.scheduler_args.step_size 5 --model.scheduler_interval step"
+    train(flags, ORDINARY, "--name ordinary")
+    train(flags, "--cuda_graphs true --trainer.max_steps 26")
+    train(flags, "--cuda_graphs true --trainer.max_steps -1 --ckpt_path last")
+    assert LINE not in capsys.readouterr().out
+    assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
+
+
+@pytest.mark.gpu
+@REAL_GPU
+@pytest.mark.parametrize(
+    ("flags", "reason"), [*STEPS, ("--model {0}.Waits", "waits for the GPU")]
+)
+def test_on_a_gpu_a_step_that_replays_would_freeze_stays_ordinary(
+    train, tmp_path, capsys, flags, reason
+):
+    flags = f"{flags.format(HERE)} {ON_GPU} --trainer.log_every_n_steps 4"
+    train(flags, ORDINARY, "--name ordinary")
+    train(flags, "--cuda_graphs true")
+    lines = re.findall(f"{LINE}(.*)", capsys.readouterr().out)
+    assert len(lines) == 1
+    assert reason in lines[0]
+    if "InList" not in flags:
+        assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
 
 def test_the_reason_stands_in_the_table_of_the_timer(train, capsys):
