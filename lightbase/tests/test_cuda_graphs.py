@@ -50,13 +50,14 @@ class Emulated:
     def __init__(self, function: Any, device: torch.device) -> None:
         graphs = function.__self__
         values = [x.clone() for x in graphs.tensors()]
-        random_state = torch.get_rng_state()  # a GPU's random numbers are not drawn
+        states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
         try:
             function()
         finally:
             for tensor, value in zip(graphs.tensors(), values, strict=True):
                 tensor.copy_(value)
-            torch.set_rng_state(random_state)
+            torch.set_rng_state(states[0])
+            torch.cuda.set_rng_state_all(states[1])
         self.function = function
         Emulated.num_recorded += 1
 
