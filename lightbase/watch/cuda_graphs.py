@@ -336,6 +336,7 @@ class CudaGraphs(Callback):
             self.record(turn, kwargs)
         if not self.replays:
             return self.ordinary_steps(batch_idx, kwargs)
+        self.rates = []
         for i in range(turn.num):
             if i:
                 begin_batch(self.trainer, None, is_first=False)
@@ -343,8 +344,7 @@ class CudaGraphs(Callback):
             count_optimizer_step(self.trainer)
         self.launch(turn)
         self.recorder.pour(turn.num)
-        if isinstance(self.model, BaseModule):  # note the rates of the last step
-            self.model.curves_callback.on_train_batch_start(self.trainer)
+        self.show_rates()
         return map_tensors(torch.clone, self.output)
 
     def single_step(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
@@ -413,7 +413,13 @@ class CudaGraphs(Callback):
             problem = "replays give other weights or curves than ordinary steps"
             self.give_up(problem, is_quiet=False)
         self.restore(after)
+        self.show_rates()
         return output
+
+    def show_rates(self) -> None:
+        """Give the curves the learning rates of the newest step."""
+        if isinstance(self.model, BaseModule):
+            self.model.curves_callback.on_train_batch_start(self.trainer)
 
     def make_room(self, turn: Turn) -> None:
         """Make the tensors that a recording reads: the batches of the longest turn, the
@@ -446,8 +452,8 @@ class CudaGraphs(Callback):
                 self.recorder.make_rows(self.limit)
             self.num_needed = 1
             self.fill(turn)
-            self.graph = type(self).make_graph(self.step, self.device)
-            if plain(self.state()[1:]) != plain(before[1:]):
+            self.graph = self.make_graph(self.step, self.device)
+            if on_host(self.state()) != on_host(before):
                 raise NotCapturableError(
                     "the step changes an attribute, or draws random numbers on the CPU"
                 )
@@ -507,19 +513,19 @@ class CudaGraphs(Callback):
         with self.trainer.profiler.profile("batch_to_device"):
             self.fill(turn)
         with self.trainer.profiler.profile("replayed_steps"):
-            for rates in self.rates[-turn.num :]:
+            for rates in self.rates:
                 for tensor, value in zip(self.rate, rates, strict=True):
                     tensor.fill_(value)
                 self.graph.replay()
 
     def state(self) -> tuple[list[Tensor], dict[str, Any], dict[tuple[str, str], Any]]:
         """Return copies of weights, buffers and the state of the optimizer, the states
-        of the random generators, and the numbers and texts that are attributes of
-        modules: a step may count in them."""
+        of the random generators, and the numbers and texts that are attributes of the
+        modules and the data module: a step may count in them."""
         numbers = {
             (name, key): value
-            for name, module in self.model.named_modules()
-            for key, value in vars(module).items()
+            for name, owner in self.owners().items()
+            for key, value in vars(owner).items()
             if isinstance(value, int | float | str | None)
         }
         return [x.clone() for x in self.tensors()], self.random.state(), numbers
@@ -529,9 +535,13 @@ class CudaGraphs(Callback):
         for tensor, value in zip(self.tensors(), state[0], strict=True):
             tensor.copy_(value)
         self.random.restore(state[1])
-        modules = dict(self.model.named_modules())
+        owners = self.owners()
         for (name, key), value in state[2].items():
-            modules[name].__dict__[key] = value
+            owners[name].__dict__[key] = value
+
+    def owners(self) -> dict[str, Any]:
+        modules = dict(self.model.named_modules())
+        return {**modules, "data module": self.trainer.datamodule}
 
     def tensors(self) -> list[Tensor]:
         states = [dict(state) for state in self.optimizer.state.values()]
@@ -545,7 +555,7 @@ class CudaGraphs(Callback):
         """
         self.launch(turn)
         found = self.state()
-        if plain(found[1]) != plain(expected[1]):  # random numbers
+        if plain(found[1]) != plain(expected[1]):  # the random generators
             return False
         num = len([*self.model.parameters()])
         pairs = [(x[0][:num], x[0][num:]) for x in (found, expected, before)]
@@ -573,6 +583,12 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
 def plain(values: Any) -> Any:
     """Return values that == compares in place of tensors."""
     return map_tensors(Tensor.tolist, values)
+
+
+def on_host(state: Any) -> Any:
+    """Return the part of a `state` that the CPU changes, for ==."""
+    _, random_state, numbers = state
+    return plain({**random_state, "cuda": []}), numbers
 
 
 def overridden(hooks: tuple[str, ...], owners: Any) -> Iterator[str]:
