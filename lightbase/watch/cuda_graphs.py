@@ -176,6 +176,9 @@ class Graph:
         self.replay = self.graph.replay
         generator = torch.cuda.default_generators[device.index or 0]
         before = generator.clone_state()
+        deterministic: Any = torch.utils.deterministic
+        fills = deterministic.fill_uninitialized_memory
+        deterministic.fill_uninitialized_memory = False  # in each replay
         was_collecting = gc.isenabled()
         gc.disable()  # to free memory may end a recording
         torch.cuda.synchronize(device)
@@ -194,6 +197,7 @@ class Graph:
             generator.graphsafe_set_state(before)
             raise
         finally:
+            deterministic.fill_uninitialized_memory = fills
             if was_collecting:
                 gc.enable()
 
