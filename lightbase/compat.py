@@ -23,6 +23,7 @@ import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.loops.progress import _OptimizationProgress
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
@@ -331,6 +332,79 @@ def call_between_steps(trainer: Any, function: Callable[[], None]) -> None:
             function()
 
     loop.on_advance_end = advance_end
+
+
+def replace_optimization(trainer: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Lightning's loop call `run` to train a batch. Return the function that it
+    would call. Both take the optimizer, the index of the batch, and the arguments of
+    training_step by name.
+
+    A strategy can replace only parts of this. No issue is known.
+    """
+    optimization = trainer.fit_loop.epoch_loop.automatic_optimization
+    original = optimization.run
+    optimization.run = run
+    return original
+
+
+def call_before_fetch(trainer: Any, function: Callable[[], None]) -> None:
+    """Let Lightning call `function` before it fetches a batch for the training. No
+    other reader of the loader calls it. No issue is known."""
+    loop = trainer.fit_loop.epoch_loop
+    before_fetch = loop._on_before_fetch
+
+    def call_both() -> None:
+        before_fetch()
+        function()
+
+    loop._on_before_fetch = call_both
+
+
+def begin_batch(trainer: Any, batch: Any, is_first: bool = True) -> None:
+    """Tell Lightning which batch of a turn its step gets. It is what `newest_batch`
+    returns. Lightning has counted the first one; before another one, do what its loop
+    does between two batches.
+
+    In the loop, a batch is always a batch of the loader. No issue is known.
+    """
+    if not is_first:
+        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        progress = loop.batch_progress
+        progress.increment_processed()
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        progress.increment_completed()
+        loop._batches_that_stepped += 1
+        fetcher.fetched += 1
+        fetcher.done = progress.is_last_batch = fetcher.fetched >= fetcher.length
+        progress.increment_ready()
+        trainer._logger_connector.on_batch_start(batch)
+        progress.increment_started()
+    trainer._results.batch = batch
+
+
+def count_optimizer_step(trainer: Any) -> None:
+    """Count a step that Lightning has not made. No issue is known."""
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.automatic_optimization.optim_progress.optimizer
+    progress.step.increment_ready()
+    progress.zero_grad.increment_ready()
+    progress.zero_grad.increment_started()
+    progress.zero_grad.increment_completed()
+    progress.step.increment_completed()
+
+
+@contextlib.contextmanager
+def uncounted_step(trainer: Any, refuse: Callable[[Any], Any]) -> Iterator[None]:
+    """Within this context, Lightning counts no steps of the optimizer. Whoever reads
+    `global_step` calls `refuse`. No issue is known."""
+    optimization = trainer.fit_loop.epoch_loop.automatic_optimization
+    counted = optimization.optim_progress
+    names = {"optimizer_steps": property(refuse)}
+    optimization.optim_progress = type("Uncounted", (_OptimizationProgress,), names)()
+    try:
+        yield
+    finally:
+        optimization.optim_progress = counted
 
 
 def started_processes(trainer: Trainer) -> list[subprocess.Popen]:

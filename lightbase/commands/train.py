@@ -40,6 +40,7 @@ from lightbase.run.signals import SIGNALS
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
 from lightbase.setup.resume import find_restart, load_restart, resumed_spec
+from lightbase.watch.cuda_graphs import CudaGraphs
 from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
 from lightbase.watch.dry_run import dry_run
 from lightbase.watch.environment import EnvironmentFile
@@ -168,6 +169,8 @@ def make_extras(spec: RunSpec) -> list[Callback]:
         extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
+    if config.cuda_graphs:
+        extras.append(CudaGraphs(config.cuda_graphs))
     return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings(spec)]
 
 

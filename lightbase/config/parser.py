@@ -51,6 +51,7 @@ FLAGS = [
     ("monitor_mode", Literal["min", "max"] | None, None),
     ("patience", PositiveInt | None, None),
     ("num_threads", PositiveInt | None, None),
+    ("cuda_graphs", bool | Literal["auto"], "auto"),
     ("keep_every_epoch", bool, False),
     ("checkpoint_minutes", NonNegativeFloat, 10.0),
     ("test", bool, True),

@@ -101,7 +101,12 @@ class Accumulator:
         return bool(self.sizes) or self.sums is not None
 
     def add(
-        self, size: int, values: dict[str, Tensor], outputs: Any, targets: Any
+        self,
+        size: int,
+        values: dict[str, Tensor],
+        outputs: Any,
+        targets: Any,
+        copies: bool = True,
     ) -> None:
         """Add a batch.
 
@@ -109,6 +114,7 @@ class Accumulator:
         values: Means over the batch, tensors () by name.
         outputs, targets: (N, ...), for the metrics. If one of them is None, the metrics
             get nothing.
+        copies: Copy the outputs, because a compiled network may use their memory again.
         """
         names = self.names
         if self.epoch and not names:
@@ -119,8 +125,8 @@ class Accumulator:
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
-            # A compiled network may use the memory of its outputs again.
-            outputs = map_tensors(torch.clone, outputs)
+            if copies:
+                outputs = map_tensors(torch.clone, outputs)
             self.pairs.append((outputs, targets))
             self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
         if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:

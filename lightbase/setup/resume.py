@@ -66,6 +66,7 @@ MAY_CHANGE = {
     "trainer.benchmark",
     "trainer.deterministic",
     "num_threads",
+    "cuda_graphs",
     "model.channels_last",
     "model.compile_mode",
     "model.compile_net",

@@ -112,6 +112,14 @@ def compiled(dry: bool) -> Iterator[Check]:
         yield check
 
 
+def replayed() -> Iterator[Check]:
+    for name in ("small_net", "discs_mlp", "default", "mnist_mlp", "cifar10_cnn"):
+        command = f"gpu_compare.py graphs {{folder}} {name} {{device}}"
+        check = Check(f"replayed steps, {name}", [command], needs_gpu=True)
+        check.needs_real_gpu = True  # a simulated one records nothing
+        yield check
+
+
 def devices(dry: bool) -> Iterator[Check]:
     on_cpu = TINY.replace("{device}", f"--trainer.accelerator cpu {RESUME} 3")
     yield Check("resume GPU, CPU, GPU", [TINY, on_cpu, f"{TINY} {RESUME} 4"])
@@ -232,7 +240,8 @@ def main() -> int:
     output = options.output or Path(tempfile.mkdtemp(prefix="gpu_check_"))
     output.mkdir(parents=True, exist_ok=True)
     dry = options.dry
-    checks = [*training(), *compiled(dry), *devices(dry), *scripts(), *measured()]
+    checks = [*training(), *compiled(dry), *replayed(), *devices(dry), *scripts()]
+    checks += measured()
     rows = [row for row in checks if row.name.startswith(tuple(options.only))]
     with ThreadPoolExecutor(2 if dry or IS_SIMULATED else 8) as pool:
         together = [row for row in rows if not row.alone]

@@ -2,6 +2,7 @@
 differs.
 
 python gpu_compare.py augment cuda    # random transforms, against a CPU's
+python gpu_compare.py graphs FOLDER mnist_mlp --trainer.accelerator gpu   # replays, against ordinary steps
 python gpu_compare.py killed FOLDER --trainer.accelerator gpu   # kill -9, same weights
 python gpu_compare.py memory --trainer.accelerator gpu   # a full memory: two lines
 """
@@ -13,11 +14,19 @@ from pathlib import Path
 
 import torch
 from example.models.cnn import CIFAR10CNN
+from test_cuda_graphs import assert_same
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lightbase import alternating_flip, random_crop, random_flip
 
+REPO = Path(__file__).parents[2]
+IMAGES = "--data project.data.synthetic.SyntheticImages --data.num_train 8000 "
+GENERATED = {
+    "mnist_mlp": f"{IMAGES} --data.image_shape [1,28,28]",
+    "cifar10_cnn": f"{IMAGES} --data.image_shape [3,32,32]",
+}
+"""In place of data that would be downloaded."""
 TRAIN = [sys.executable, "scripts/train.py", "--config"]
 
 
@@ -74,6 +83,22 @@ def killed(folder: str, *flags: str) -> None:
         assert torch.equal(found["state_dict"][name], value), name
 
 
+def graphs(folder: str, name: str, *flags: str) -> None:
+    """An experiment of configs/ ends with the weights, the state and the curves of
+    ordinary steps if its steps are replayed."""
+    words = f"--config {REPO}/configs/{name}.yaml --trainer.deterministic true "
+    words += "--trainer.max_epochs 2 --trainer.log_every_n_steps 7 "
+    words += f"--trainer.default_root_dir {folder} {GENERATED.get(name, '')}"
+    command = [sys.executable, f"{REPO}/scripts/train.py", *words.split(), *flags]
+    for value in ("false", "true"):
+        more = ["--cuda_graphs", value, "--name", value]
+        done = subprocess.run([*command, *more], stdout=subprocess.PIPE, text=True)
+        print(done.stdout, flush=True)
+        assert done.returncode == 0
+        assert "Ordinary steps" not in done.stdout
+    assert_same(Path(folder, "true/version_0"), Path(folder, "false/version_0"))
+
+
 def memory(*flags: str) -> None:
     command = [*TRAIN, "tiny.yaml", "--model.net", "gpu_compare.Full", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -85,4 +110,5 @@ def memory(*flags: str) -> None:
 
 
 if __name__ == "__main__":
-    {"augment": augment, "killed": killed, "memory": memory}[sys.argv[1]](*sys.argv[2:])
+    functions = {"augment": augment, "graphs": graphs, "killed": killed}
+    (functions | {"memory": memory})[sys.argv[1]](*sys.argv[2:])

@@ -16,6 +16,7 @@ EVERY = 20  # steps from log step to log step, and batches that are fetched at o
 FLAGS = (
     f"--trainer.accelerator gpu --trainer.devices 1 --trainer.log_every_n_steps {EVERY} "
     "--trainer.max_epochs 1 --trainer.limit_test_batches 0 --figures_every_n_epochs 0 "
+    "--cuda_graphs false "  # a replay launches one graph
     "--data.batch_size 4 --config {} --data.data_dir {} --trainer.default_root_dir {}"
 )
 

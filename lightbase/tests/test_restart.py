@@ -107,13 +107,16 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
 
 def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):
     runs = [tmp_path / "tiny" / f"version_{i}" for i in range(3)]
-    job = ""
-    for module in (folder, environment):
-        monkeypatch.setattr(module, "torchrun_id", lambda: job)
+
+    def begin(job: str) -> None:
+        for module in (folder, environment):
+            monkeypatch.setattr(module, "torchrun_id", lambda: job)
+
     for run, job in zip(runs, ("7", "8"), strict=False):  # two jobs with one name
+        begin(job)
         train("--trainer.max_epochs", 1)
         (run / "metrics.json").unlink()  # as if a process had been killed
-    job = "7"
+    begin("7")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert train("--trainer.max_epochs", 2)["epochs"] == 2
     assert (runs[0] / "metrics.json").exists()

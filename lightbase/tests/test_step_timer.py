@@ -148,6 +148,7 @@ def test_on_a_gpu_calls_are_timed_by_events(monkeypatch):
     waits: list[int] = []
     monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     clock = PhaseClock(torch.device("cuda"))
     # timed are the first 99, and then 100, 111, 122, 133 and 144
     pass_steps(clock, [60] + [6] * 98 + [2] * 55)

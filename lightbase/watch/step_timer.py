@@ -20,7 +20,9 @@ from matplotlib.figure import Figure
 
 from lightbase.config.errors import say
 from lightbase.config.files import as_table
+from lightbase.data.loader import Turn
 from lightbase.model.curves import has_pictures, log_figure, num_steps
+from lightbase.watch.cuda_graphs import CudaGraphs
 
 PHASES = (
     "data_loading",
@@ -59,6 +61,7 @@ MEANINGS = {
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
     "lr_scheduler_step": "optimizer",
+    "replayed_steps": "replayed_steps",  # of CudaGraphs, beside the other phases
     "on_train_batch_end": "logging",
     "on_validation_model_zero_grad": STEPS_END,
     "on_validation_start": STEPS_END,
@@ -138,7 +141,7 @@ class PhaseClock(PassThroughProfiler):
         self.device = device
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.phases = ["other"]  # the current phases, the innermost one last
-        self.num_calls = 0  # since the steps began
+        self.num_calls = 0  # since the steps began; a turn counts with its batches
         self.weight = 0  # for how many calls the current one counts; 0: it is not timed
         # (phase, when it began, weight); the phase "" ends a call. When it began is a
         # time in seconds, or a CUDA event on a GPU.
@@ -170,7 +173,7 @@ class PhaseClock(PassThroughProfiler):
         phase = meaning(action_name)
         # After on_train_batch_end Lightning writes the curves, which is no action. So
         # the phase logging lasts until the next call.
-        if phase in PHASES and phase != "logging":
+        if phase not in ("", STEPS_END, "logging"):
             self.phases = self.phases[:-1] or ["other"]
             self._mark(self.phases[-1])
 
@@ -200,12 +203,13 @@ class PhaseClock(PassThroughProfiler):
     def _mark(self, phase: str) -> None:
         """Note that a phase begins now, if the current call is timed. "" ends the
         call."""
-        if not self.weight:
+        is_on_gpu = self.device.type == "cuda"
+        if not self.weight or (is_on_gpu and torch.cuda.is_current_stream_capturing()):
             return
         if self.device.type == "mps":
             torch.mps.synchronize()
         now: Any = time.perf_counter()
-        if self.device.type == "cuda":
+        if is_on_gpu:
             now = torch.cuda.Event(enable_timing=True)
             now.record()
         self.marks.append((phase, now, self.weight))
@@ -217,7 +221,8 @@ class PhaseClock(PassThroughProfiler):
             torch.cuda.synchronize()
         for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
             if phase and is_on_gpu:
-                self.seconds[phase] += weight * start.elapsed_time(end) / 1e3
+                seconds = start.elapsed_time(end) / 1e3
+                self.seconds[phase] = self.seconds.get(phase, 0) + weight * seconds
             elif phase:
                 self.seconds[phase] += weight * (end - start)
         self.marks = []
@@ -256,6 +261,13 @@ class StepTimer(Callback):
         elif trainer.is_global_zero:
             self.clock = trainer.profiler = PhaseClock(trainer.strategy.root_device)
 
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the batches of a turn: it is one call of the training loop."""
+        if isinstance(batch, Turn) and isinstance(self.clock, PhaseClock):
+            self.clock.num_calls += batch.num - 1
+
     # Lightning calls these hooks in manual optimization, too, where it profiles nothing
     def on_before_backward(self, *_: Any) -> None:
         self.clock.start("backward_of_loss")
@@ -289,6 +301,9 @@ class StepTimer(Callback):
         if not self.has_table:
             rows = [*zip(*rows, strict=True)][:2]
         say("\n".join(as_table(rows)))
+        for callback in trainer.callbacks:
+            if isinstance(callback, CudaGraphs) and self.has_table:
+                callback.say_reason()
 
     def pie(self) -> Figure:
         """Return a pie chart of the phases of a step. The labels are in a legend:
