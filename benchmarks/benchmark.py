@@ -12,7 +12,8 @@ tutorial: The loop of PyTorch's tutorial. Its data set applies a transform to a 
 plain Lightning: The same data set in Lightning's Trainer. The module logs in each step.
 raw: A loop written by hand without logs. It makes its batches on the device.
 raw graph: The whole step of `raw` as a CUDA graph, on a GPU.
-ours: A run of scripts/train.py with the YAML, without validation and test.
+ours: A run of scripts/train.py with the YAML, without validation and test. On a GPU
+    each step is an ordinary one.
 ours, graphs: The same with --cuda_graphs true, on a GPU.
 
 Read the functions with these names first, and then `measure`, which calls them in turn.
@@ -215,15 +216,16 @@ def raw_graph(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
 
 
 def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
-    """Train as scripts/train.py does, with logs, checkpoints and the progress bar."""
-    spec.config.cuda_graphs = False
+    """Train as scripts/train.py does, with logs, checkpoints and the progress bar. On a
+    GPU each step is an ordinary one."""
+    if device().type == "cuda":
+        spec.config.cuda_graphs = False
     spec.trainer["callbacks"] = [clock]
     train_parsed(spec, model, data)
 
 
 def ours_graphs(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
-    """Train with CUDA graphs. The clock reads the trainer: a hook of each step would
-    keep the steps from being replayed together."""
+    """Train with CUDA graphs, or print why not."""
     spec.config.cuda_graphs = True
     spec.trainer["callbacks"] = [clock]
     train_parsed(spec, model, data)
@@ -310,10 +312,10 @@ def main(args: Args = None) -> None:
         for name, rows in results.items():
             times, busy = zip(*rows, strict=True)
             median = statistics.median(times)
-            spread = f"{min(times):.4g} to {max(times):.4g}"
-            ratio = f"{median / ours_us:.3g}"
-            percent = statistics.median(busy)
-            print(f"| {name} | {median:.4g} ({spread}) | {ratio} | {percent:.0f} |")
+            spread = f"{min(times):,.0f} to {max(times):,.0f}"
+            ratio = f"{median / ours_us:.2f}"
+            percent = statistics.median(busy)  # NaN on a CPU
+            print(f"| {name} | {median:,.0f} ({spread}) | {ratio} | {percent:.0f} |")
         print(flush=True)
 
 
