@@ -36,6 +36,7 @@ from lightbase.config.errors import UserError, say
 from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
 from lightbase.data.loader import ResumableLoader
+from lightbase.data.stream import StreamLoader
 from lightbase.model.curves import gather
 from lightbase.model.module import BaseModule, has_named_optimizer
 from lightbase.model.optim import (
@@ -254,7 +255,7 @@ class WholeEpochs(Callback):
                 "schedule by epochs never steps; --model.scheduler_interval step does"
             )
         loaders = CombinedLoader(trainer.train_dataloader).flattened
-        if not all(isinstance(loader, ResumableLoader) for loader in loaders):
+        if not all(isinstance(x, ResumableLoader | StreamLoader) for x in loaders):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             say(
                 f"{type(data).__name__} has its own DataLoaders: a resume may end with "
