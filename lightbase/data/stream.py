@@ -7,7 +7,6 @@ checkpoint has those of all ranks.
 
 import copy
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count, islice
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lightbase.compat import no_worker
+from lightbase.compat import has_shuffle_buffer, no_worker
 from lightbase.config.errors import UserError
 from lightbase.config.files import Values
 from lightbase.data.loader import end_by_parent_only, seeded, share_from_worker
@@ -85,14 +84,11 @@ class StreamSamples(IterableDataset[Any]):
         with seeded(0):
             return convert_types(self.collate(self.read(len(indices))))
 
-    def read(self, num: int, state: Any = None) -> list:
-        """Return the first samples after a state, or those of the whole stream. Raise
-        UserError if there are none."""
-        stream, samples = self.open_share(0, 1, state)
-        first = [*islice(samples, num)]
+    def read(self, num: int) -> list:
+        """Return the first samples. Raise UserError if there are none."""
+        first = [*islice(self.open_share(0, 1, None)[1], num)]
         if not first:
-            raise UserError("a stream has no samples")
-        self.state_after = state_of(stream)
+            raise UserError("a stream has no samples", status=2)
         return first
 
     def open_share(
@@ -103,7 +99,8 @@ class StreamSamples(IterableDataset[Any]):
         state: The state of the stream after a sample of the share, or None.
         """
         stream, step = self.stream, num_shares
-        if self.has_shards(num_shares):
+        num_shards = getattr(stream, "num_shards", 0)
+        if num_shards and num_shards % num_shares == 0:
             stream, share, step = stream.shard(num_shares, share), 0, 1
         elif self.has_state:
             # it may stand anywhere, after a pass that was cut short
@@ -115,22 +112,17 @@ class StreamSamples(IterableDataset[Any]):
             share = step - 1
         return stream, islice(iter(stream), share, None, step)
 
-    def has_shards(self, num_shares: int) -> bool:
-        """Return whether each share can have as many shards as the others."""
-        num_shards = getattr(self.stream, "num_shards", 0)
-        is_multiple = num_shards > 0 and num_shards % num_shares == 0
-        return is_multiple and hasattr(self.stream, "shard")
-
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each batch of this worker, and the position after it. Then yield (None,
-        None) without an end: so workers that have more samples keep their turns."""
+        """Yield each batch of this worker, and the position after it. Then yield None
+        and the last position without an end: so the other workers keep their turns."""
         info = get_worker_info()
         number, num_workers = (info.id, info.num_workers) if info else (0, 1)
         # torch asks its worker 0 first, whichever is next
         worker = (self.start["turn"] + number) % num_workers
         share, num_shares = worker * self.num_ranks + self.rank, num_workers
         num_shares *= self.num_ranks
-        first_block, num_done, state = self.start["workers"][worker]
+        position = self.start["workers"][worker]
+        first_block, num_done, state = position
         size = -(-self.block_size // self.batch_size) * self.batch_size
         key = (self.seed, self.start["epoch"])
         with no_worker():
@@ -142,9 +134,8 @@ class StreamSamples(IterableDataset[Any]):
             words = (*key, share, block) if block else key
             with seeded(seed_of(words)), no_worker():
                 read = [*islice(samples, size)]
-            with seeded(seed_of((*key, share, block, 0))):
-                if self.block_size > 1:
-                    random.shuffle(read)
+            if self.block_size > 1:
+                random.Random(seed_of((*key, share, block, 0))).shuffle(read)
             first = num_done if block == first_block else 0
             if block < first_block:  # without a state the stream is read once more
                 first = size
@@ -153,11 +144,12 @@ class StreamSamples(IterableDataset[Any]):
                 if end <= len(read) or not self.drop_last:
                     with seeded(seed_of((*key, share, block, end))):
                         batch = convert_types(self.collate(read[i:end]))
-                    yield batch, (block, end, state)
+                    position = (block, end, state)
+                    yield batch, position
             if len(read) < size:
                 break
         while True:
-            yield None, None
+            yield None, position
 
 
 class StreamLoader(DataLoader[Any]):
@@ -191,8 +183,7 @@ class StreamLoader(DataLoader[Any]):
         self.position = position
         self.even = even and samples.num_ranks > 1
         self.resumed: Values = {}
-        # after each of the newest batches that were yielded
-        self.states: deque[Values] = deque(maxlen=NUM_STATES)
+        self.states: dict[int, Values] = {}  # after the newest batches, by their number
         self.group: Any = None
 
     # torch's annotation names its iterator class
@@ -208,24 +199,21 @@ class StreamLoader(DataLoader[Any]):
             state = self.resumed
         self.resumed = {}
         self.dataset.start = state
-        self.states.append(state)
+        self.states = {state["num_batches"]: state}
         results = super().__iter__()
         while True:
-            turn, batch = state["turn"], None
-            workers = [*state["workers"]]
-            for _ in workers:  # those that have ended give None
-                batch, done = next(results)
-                if batch is not None:
-                    workers[turn] = done
+            turn, workers = state["turn"], [*state["workers"]]
+            for _ in range(num_workers):  # those that have ended give None
+                batch, workers[turn] = next(results)
                 turn = (turn + 1) % num_workers
                 if batch is not None:
                     break
             if not self.all_have(batch is not None):
                 return
-            num_batches = state["num_batches"] + 1
-            state = state | {"num_batches": num_batches, "turn": turn}
-            state["workers"] = workers
-            self.states.append(state)
+            number = state["num_batches"] + 1
+            state = state | {"num_batches": number, "turn": turn, "workers": workers}
+            self.states[number] = state
+            self.states.pop(number - NUM_STATES, None)
             yield batch
 
     def all_have(self, has_batch: bool) -> bool:
@@ -241,8 +229,7 @@ class StreamLoader(DataLoader[Any]):
     def state_dict(self) -> Values:
         """Return the states of all ranks. All ranks call this."""
         _, num_batches = self.position()
-        by_number = {state["num_batches"]: state for state in self.states}
-        states = [by_number.get(num_batches, {})]
+        states = [self.states.get(num_batches, {})]
         if self.even:
             states *= self.dataset.num_ranks
             dist.all_gather_object(states, states[0], group=self.group)
@@ -279,15 +266,15 @@ def check_stream(samples: StreamSamples, name: str) -> None:
         return b"".join(bytes_of(samples.collate([sample])) for sample in read)
 
     with seeded(0):
-        first = samples.read(2)
+        first = content(samples.read(2))
+    with seeded(0):
+        stream, rest = samples.open_share(0, 1, None)
+        again = [*islice(rest, 1)]
         if samples.has_state:
-            again = samples.read(1)
-            if len(first) == 2:
-                again += samples.read(1, samples.state_after)
-        else:
-            again = samples.read(2)
-        is_same = content(first) == content(again)
-    if not is_same:
+            _, rest = samples.open_share(0, 1, state_of(stream))
+        again += islice(rest, 1)
+        is_same = first == content(again)
+    if has_shuffle_buffer(samples.stream) or not is_same:
         raise UserError(
             f"{name}: a second pass begins with other samples, or the state leads to "
             "another one: a shuffle without a seed, or a buffer that is not in the "
