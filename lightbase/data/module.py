@@ -62,7 +62,7 @@ ALONE: Any = SimpleNamespace(
 
 class BaseDataModule(LightningDataModule):
     """Makes splits and loaders, and transforms batches on their device. The data may be
-    arrays in memory, or any map-style Dataset.
+    arrays in memory, any map-style Dataset, or an IterableDataset.
 
     A data set is a subclass. It overrides `load`. It sets `classes` and `image_shape`
     if it has them. It may override `normalize`, `augment`, `collate`,
@@ -179,7 +179,8 @@ class BaseDataModule(LightningDataModule):
 
         Most return a pair of arrays or tensors (inputs, targets), each (N, ...). Images
         are uint8 (N, C, H, W). Any tuple or dict of arrays is possible, also nested.
-        So is a map-style Dataset of any samples.
+        So is a map-style Dataset of any samples, or an IterableDataset, which is
+        divided among ranks and workers (docs/large_data.md).
 
         A Dataset with random transforms needs the method `load(split, training)`. It is
         called twice for the training set: with training=True for the training, and with
@@ -306,12 +307,6 @@ class BaseDataModule(LightningDataModule):
     def predict_dataloader(self, split: str = "test") -> DataLoader:
         """Return a split in torch's DataLoader, in the order of the data. Lightning
         makes one for each process from its keyword arguments."""
-        if isinstance(self.splits[split], StreamSamples):
-            raise UserError(
-                f"the {split} set is a stream: its predictions would have no numbers",
-                "predict files, or return a Dataset from load",
-                2,
-            )
         return DataLoader(
             self.splits[split],
             batch_size=self.eval_batch_size,
@@ -400,8 +395,8 @@ class BaseDataModule(LightningDataModule):
     def _stream_loader(
         self, samples: StreamSamples, even: bool, **options: Any
     ) -> StreamLoader:
-        """Return the loader of a stream, for this process. The stream is the same for
-        all loaders of a split. options: Options of StreamSamples."""
+        """Return the loader of a stream, for this process. options: Options of
+        StreamSamples."""
         trainer = self.trainer or ALONE
         ranks = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
         pin_memory = self.pin_memory

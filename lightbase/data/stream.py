@@ -8,7 +8,7 @@ checkpoint has those of all ranks.
 import copy
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
@@ -64,7 +64,6 @@ class StreamSamples(IterableDataset[Any]):
     stream: Any
     first_state: Any
     collate: Callable[[list], Any]
-    _: KW_ONLY
     batch_size: int = 1
     block_size: int = 1
     drop_last: bool = False
@@ -192,11 +191,8 @@ class StreamLoader(DataLoader[Any]):
         take turns."""
         num_workers = max(1, self.num_workers)
         epoch, _ = self.position()
-        workers: list = [BEGINNING] * num_workers
-        state: Values = {"epoch": epoch, "num_batches": 0, "turn": 0}
-        state["workers"] = workers
-        if self.resumed.get("epoch") == epoch:
-            state = self.resumed
+        beginning = {"epoch": epoch, "num_batches": 0, "turn": 0}
+        state = self.resumed or beginning | {"workers": [BEGINNING] * num_workers}
         self.resumed = {}
         self.dataset.start = state
         self.states = {state["num_batches"]: state}
@@ -242,13 +238,12 @@ class StreamLoader(DataLoader[Any]):
         ranks = state["ranks"]
         if ranks[0].get("epoch") != epoch:
             return
-        saved = len(ranks), len(ranks[0]["workers"])
-        now = self.dataset.num_ranks, max(1, self.num_workers)
-        if saved != now:
+        workers = ranks[0]["workers"]
+        num_ranks, num_workers = self.dataset.num_ranks, max(1, self.num_workers)
+        if (len(ranks), len(workers)) != (num_ranks, num_workers):
             raise UserError(
-                f"the checkpoint is within an epoch of a stream, which {saved[0]} "
-                f"processes with {saved[1]} workers have read, not {now[0]} with "
-                f"{now[1]}",
+                "data.num_workers: the checkpoint is within an epoch of a stream, read "
+                f"by processes: {len(ranks)}, workers of each: {len(workers)}",
                 "resume with as many, or from the end of an epoch",
                 2,
             )
