@@ -141,9 +141,9 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     own loader of a plain LightningDataModule. split: "train", "val" or "test"."""
     data.prepare_data()
     data.setup(STAGES[split])
-    is_ours = isinstance(data, BaseDataModule)
-    if is_ours and isinstance(data.splits.get(split), Sized):  # and no stream
-        return data.predict_dataloader(split)
+    splits = data.splits if isinstance(data, BaseDataModule) else {}
+    if isinstance(splits.get(split), Sized):  # a stream has no length
+        return data.predict_dataloader(split)  # type: ignore[call-arg]
     hook = f"{split}_dataloader"
     loader = is_overridden(hook, data) and getattr(data, hook)()
     if not isinstance(getattr(loader, "dataset", None), Sized):

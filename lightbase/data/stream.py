@@ -191,7 +191,7 @@ class StreamLoader(DataLoader[Any]):
         take turns."""
         num_workers = max(1, self.num_workers)
         epoch, _ = self.position()
-        beginning = {"epoch": epoch, "num_batches": 0, "turn": 0}
+        beginning: Values = {"epoch": epoch, "num_batches": 0, "turn": 0}
         state = self.resumed or beginning | {"workers": [BEGINNING] * num_workers}
         self.resumed = {}
         self.dataset.start = state
