@@ -141,13 +141,14 @@ def loader_of_split(data: LightningDataModule, split: str) -> Any:
     own loader of a plain LightningDataModule. split: "train", "val" or "test"."""
     data.prepare_data()
     data.setup(STAGES[split])
-    if isinstance(data, BaseDataModule) and split in data.splits:
-        return data.predict_dataloader(split)
+    splits = data.splits if isinstance(data, BaseDataModule) else {}
+    if isinstance(splits.get(split), Sized):  # a stream has no length
+        return data.predict_dataloader(split)  # type: ignore[call-arg]
     hook = f"{split}_dataloader"
     loader = is_overridden(hook, data) and getattr(data, hook)()
     if not isinstance(getattr(loader, "dataset", None), Sized):
         raise UserError(
-            f"--split {split}: the data has no such set",
+            f"--split {split}: the data has no such set with a length",
             f"{hook} gives one loader of a data set with a length",
             2,
         )

@@ -2,6 +2,7 @@
 Lightning's finders. The user adds the suggested flags to the next command."""
 
 from argparse import Namespace
+from collections.abc import Sized
 from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -86,7 +87,9 @@ def make_finders(options: Any, data: Any) -> dict[str, Any]:
     limit = options.max_batch_size
     if isinstance(data, BaseDataModule):
         data.setup("fit")
-        limit = min(limit, len(data.splits["train"]))
+        samples = data.splits["train"]
+        if isinstance(samples, Sized):  # the size of a stream is not known
+            limit = min(limit, len(samples))
     doublings = limit.bit_length() - 1
     finders = {
         "batch_size": BatchSizeFinder(

@@ -13,6 +13,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import itemgetter
@@ -129,13 +130,26 @@ class TensorBatches(Dataset[Batch]):
         return TensorBatches(values, keeps_float64=self.keeps_float64)
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within this context, let the global generators of torch (on the CPU), Python and
+    numpy begin at this seed, in [0, 2**63). Afterwards they get their old state back.
+    """
+    with isolate_rng(include_cuda=False):
+        # torch.manual_seed would seed the GPUs, too
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        yield
+
+
 @dataclass(eq=False)
 class DatasetSamples(Dataset[Any]):
     """Samples of a map-style Dataset, read batch by batch. Random transforms do not
     depend on the number of workers, and they repeat after a resume.
 
-    For this the global generators of torch (on the CPU), Python and numpy get the seed
-    of the batch before it is read. After the batch they get their old state back.
+    For this the global generators are `seeded` with the seed of the batch while it is
+    read.
 
     Args:
         dataset: The Dataset.
@@ -156,11 +170,7 @@ class DatasetSamples(Dataset[Any]):
         """Return the batch of these samples. Without an Indices object, which has a
         seed, the first index is the seed."""
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
-        with isolate_rng(include_cuda=False):
-            # torch.manual_seed would seed the GPUs, too
-            torch.default_generator.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
+        with seeded(seed):
             is_tensors = isinstance(self.dataset, TensorBatches)
             if hasattr(self.dataset, "__getitems__") and not is_tensors:
                 samples = self.dataset.__getitems__(indices)
@@ -222,8 +232,8 @@ def as_samples(
         return DatasetSamples(loaded, collate or default_collate)
     raise UserError(
         f"{name} is a {type(loaded).__name__}:",
-        "load returns arrays, or a Dataset with __len__ and __getitem__; "
-        "else write a LightningDataModule",
+        "load returns arrays, a Dataset with __len__ and __getitem__, or an "
+        "IterableDataset; else write a LightningDataModule",
     )
 
 

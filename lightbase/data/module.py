@@ -8,6 +8,7 @@ samples, and the state in a checkpoint.
 
 import inspect
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
@@ -17,14 +18,13 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from lightbase.compat import epochs_done
+from lightbase.compat import batch_index, epochs_done
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import Values
 from lightbase.config.paths import PROJECT
 from lightbase.data.loader import (
-    ResumableLoader,
     Samples,
     as_samples,
     check_targets,
@@ -45,6 +45,7 @@ from lightbase.data.splits import (
     part_indices,
     split_labels,
 )
+from lightbase.data.stream import StreamLoader, StreamSamples, check_stream, state_of
 from lightbase.data.tensors import Batch, inputs_of, read_image, with_parts
 
 SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
@@ -61,7 +62,7 @@ ALONE: Any = SimpleNamespace(
 
 class BaseDataModule(LightningDataModule):
     """Makes splits and loaders, and transforms batches on their device. The data may be
-    arrays in memory, or any map-style Dataset.
+    arrays in memory, any map-style Dataset, or an IterableDataset.
 
     A data set is a subclass. It overrides `load`. It sets `classes` and `image_shape`
     if it has them. It may override `normalize`, `augment`, `collate`,
@@ -109,6 +110,9 @@ class BaseDataModule(LightningDataModule):
     keeps_float64 = False
     """Whether inputs of float64 reach `normalize` as they are, because float32 has too
     few digits for them. By default they become float32 before."""
+    shuffle_block = 1000
+    """How many samples of a stream a worker reads together and shuffles, in training.
+    With 1 the order of the stream stays."""
     test_seed = 0
     """The seed that chooses a fifth as the test set, if the data has none. No flag
     changes it, so that all runs have the same test set."""
@@ -175,7 +179,8 @@ class BaseDataModule(LightningDataModule):
 
         Most return a pair of arrays or tensors (inputs, targets), each (N, ...). Images
         are uint8 (N, C, H, W). Any tuple or dict of arrays is possible, also nested.
-        So is a map-style Dataset of any samples.
+        So is a map-style Dataset of any samples, or an IterableDataset, which is
+        divided among ranks and workers (docs/large_data.md).
 
         A Dataset with random transforms needs the method `load(split, training)`. It is
         called twice for the training set: with training=True for the training, and with
@@ -261,6 +266,15 @@ class BaseDataModule(LightningDataModule):
         # with overfit_batches the same batches come in each epoch
         shuffle = not trainer.overfit_batches
         drop_last = self.drop_last and shuffle
+        if isinstance(self.training_samples, StreamSamples):
+            return self._stream_loader(
+                self.training_samples,
+                even=True,
+                batch_size=self.batch_size,
+                block_size=self.shuffle_block if shuffle else 1,
+                drop_last=drop_last,
+                seed=self.shuffle_seed or 0,
+            )
         num = len(self.training_samples)
         num_ranks = trainer.world_size
         if drop_last and num < num_ranks * self.batch_size:
@@ -362,10 +376,10 @@ class BaseDataModule(LightningDataModule):
         self.split_groups[split] = groups[part]
         return part
 
-    def _loader(
-        self, samples: Samples, batch_size: int, **order: Any
-    ) -> ResumableLoader:
+    def _loader(self, samples: Any, batch_size: int, **order: Any) -> Any:
         """Return the loader of this process. order: Options of EpochBatchSampler."""
+        if isinstance(samples, StreamSamples):
+            return self._stream_loader(samples, even=False, batch_size=batch_size)
         trainer = self.trainer or ALONE
         ranks = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
         return make_loader(
@@ -378,10 +392,54 @@ class BaseDataModule(LightningDataModule):
             persistent_workers=self.persistent_workers,
         )
 
+    def _stream_loader(
+        self, samples: StreamSamples, even: bool, **options: Any
+    ) -> StreamLoader:
+        """Return the loader of a stream, for this process. options: Options of
+        StreamSamples."""
+        trainer = self.trainer or ALONE
+        ranks = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
+        pin_memory = self.pin_memory
+        if pin_memory is None:
+            pin_memory = trainer.strategy.root_device.type == "cuda"
+        return StreamLoader(
+            replace(samples, **ranks, **options),
+            self._position,
+            even,
+            num_workers=self.num_workers,
+            pin_memory=pin_memory,
+        )
+
+    def _position(self) -> tuple[int, int]:
+        """Return the number of this epoch, and of its batches that are trained."""
+        if not self.trainer:
+            return 0, 0
+        return epochs_done(self.trainer), batch_index(self.trainer) + 1
+
+    def _load_stream(self, samples: Any) -> None:
+        """Make the splits of a stream of training samples, of which no part can be
+        taken. Raise UserError for settings that need the number of a sample."""
+        takes_val = self.val_fraction and "val" not in self.own_splits
+        is_weighted = is_overridden("sample_weights", self, BaseDataModule)
+        if takes_val or self.fold or self.val_split != "random" or is_weighted:
+            raise UserError(
+                f"the train set of {type(self).__name__} is a stream: its samples have "
+                "no numbers, for a validation part, folds, val_split or sample_weights",
+                'return a split "val" from load, too, and add it to own_splits',
+                2,
+            )
+        self.splits["train"] = self.training_samples = samples
+        if self._takes_training():
+            self.training_samples = self._load_split("train", training=True)
+        self._load_val()
+
     def _load_train_and_val(self) -> None:
         """Load the training set, and take the test fold and the validation samples from
         it, as far as they are needed. The rest is for the training."""
         samples = self._load_split("train")
+        if isinstance(samples, StreamSamples):
+            self._load_stream(samples)
+            return
         groups = None
         if self.val_split == "grouped":
             groups = group_numbers(
@@ -392,20 +450,12 @@ class BaseDataModule(LightningDataModule):
         if self.fold:
             chosen = fold_indices(self.val_split, self.fold, classes, groups)
             left = self._take("test", chosen, left, samples, groups)
-        if "val" in self.own_splits:
-            self.splits["val"] = self._load_split("val")
-        elif self.val_fraction > 0:
+        if "val" not in self.own_splits and self.val_fraction > 0:
             kind, fraction, seed = self.val_split, self.val_fraction, self.split_seed
             chosen = part_indices(kind, fraction, seed, classes[left], groups[left])
             left = self._take("val", chosen, left, samples, groups)
         else:
-            self._load_test()
-            if "test" not in self.splits:
-                raise UserError(
-                    "data.val_fraction 0 validates on the test set: there is none",
-                    status=2,
-                )
-            self.splits["val"] = self.splits["test"]
+            self._load_val()
         if isinstance(left, slice) and self.val_split != "random":
             say(
                 f"data.val_split {self.val_split} chooses no validation samples: the "
@@ -456,12 +506,26 @@ class BaseDataModule(LightningDataModule):
     def _takes_training(self) -> bool:
         return "training" in inspect.signature(self.load).parameters
 
+    def _load_val(self) -> None:
+        """Load the validation set of the data, or with val_fraction 0 take the test
+        set."""
+        if "val" in self.own_splits:
+            self.splits["val"] = self._load_split("val")
+            return
+        self._load_test()
+        if "test" not in self.splits:
+            raise UserError(
+                "data.val_fraction 0 validates on the test set: there is none",
+                status=2,
+            )
+        self.splits["val"] = self.splits["test"]
+
     def _load_test(self) -> None:
         """Load the test set, unless it is loaded already or the data has none."""
         if "test" not in self.splits and "test" in self.own_splits:
             self.splits["test"] = self._load_split("test")
 
-    def _load_split(self, split: Any, training: bool = False) -> Samples:
+    def _load_split(self, split: Any, training: bool = False) -> Any:
         """Load a split, and set `input_spec`."""
         name = f"the {split} set of {type(self).__name__}"
         if self._takes_training():
@@ -471,9 +535,15 @@ class BaseDataModule(LightningDataModule):
         collate = None
         if is_overridden("collate", self, BaseDataModule):
             collate = self.collate
-        samples = as_samples(loaded, name, collate, self.keeps_float64)
-        if not len(samples):
-            raise UserError(f"{name} is empty")
+        if isinstance(loaded, IterableDataset):
+            samples: Any = StreamSamples(
+                loaded, state_of(loaded), collate or default_collate
+            )
+            check_stream(samples, name)
+        else:
+            samples = as_samples(loaded, name, collate, self.keeps_float64)
+            if not len(samples):
+                raise UserError(f"{name} is empty")
         if not training:
             self.fingerprints[split] = fingerprint(samples)
         inputs = inputs_of(samples.__getitems__([0]))

@@ -55,6 +55,12 @@ def mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(32))
 
 
+def seed_of(key: tuple[int, ...]) -> int:
+    """Return a seed in [0, 2**63) that depends on all numbers of the key."""
+    sequence = np.random.SeedSequence(key)
+    return int(sequence.generate_state(1, "uint64")[0]) % 2**63
+
+
 class Indices(list[int]):
     """The indices of the samples in a batch.
 
@@ -66,8 +72,7 @@ class Indices(list[int]):
     @property
     def seed(self) -> int:
         """The seed of the random transforms of this batch, in [0, 2**63)."""
-        sequence = np.random.SeedSequence(self.key)
-        return int(sequence.generate_state(1, "uint64")[0]) % 2**63
+        return seed_of(self.key)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ version of scikit-learn.
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,6 +216,8 @@ def fingerprint(samples: Samples) -> str:
     of a Dataset. If that has neither `targets` nor files, a few samples are read, and
     count unless they are random.
     """
+    if not isinstance(samples, Sized):  # a stream
+        return hashlib.sha256(bytes_of(samples.__getitems__([0]))).hexdigest()
     dataset: Any = samples
     if isinstance(samples, DatasetSamples):
         dataset = samples.dataset

@@ -36,6 +36,7 @@ from lightbase.config.errors import UserError, say
 from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
 from lightbase.data.loader import ResumableLoader
+from lightbase.data.stream import StreamLoader
 from lightbase.model.curves import gather
 from lightbase.model.module import BaseModule, has_named_optimizer
 from lightbase.model.optim import (
@@ -211,7 +212,7 @@ def is_epoch_over(trainer: Trainer) -> bool:
 def can_resume(trainer: Trainer) -> bool:
     """Return whether all training loaders can resume within an epoch."""
     loaders = CombinedLoader(trainer.train_dataloader).flattened
-    return all(isinstance(loader, ResumableLoader) for loader in loaders)
+    return all(isinstance(x, ResumableLoader | StreamLoader) for x in loaders)
 
 
 class WholeEpochs(Callback):

@@ -3,7 +3,7 @@ before a run has a folder. The metric of --monitor and the loss are not tried.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,7 +97,11 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
         if is_overridden(f"{split}_dataloader", data, BaseDataModule):
             continue  # the samples of its loaders are others
         if split in data.splits and not (split == "val" and data.validates_on_test):
-            sizes.append(f"{len(data.splits[split]):,} {name}")
+            samples: Any = data.splits[split]
+            size = "streamed"
+            if isinstance(samples, Sized):
+                size = f"{len(samples):,}"
+            sizes.append(f"{size} {name}")
             if data.val_split == "grouped" and split in data.split_groups:
                 sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
     text = f"Data: {type(data).__name__}, {', '.join(sizes)} samples"
@@ -167,7 +171,10 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     net = model.net
     outputs: dict[str, Any] = {}
     for split, samples in data.splits.items():
-        batch = samples.__getitems__([*range(len(samples))[:2]])
+        num = 2
+        if isinstance(samples, Sized):
+            num = min(2, len(samples))
+        batch = samples.__getitems__([*range(num)])
         batch = move_data_to_device(batch, device)
         batch = data.transform_batch(batch, training=False)
         inputs = inputs_of(batch)

@@ -5,7 +5,7 @@ the file there is one for each kind of picture.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from itertools import chain
 from typing import Any
 
@@ -220,7 +220,10 @@ def input_figure(data: Any, model: BaseModule) -> Figure:
     """Draw up to NUM_IMAGES training images as the network gets them, after random
     transforms. Masks lie over the images."""
     samples = data.training_samples
-    batch = samples.__getitems__(spread(len(samples), NUM_IMAGES).tolist())
+    indices = [*range(NUM_IMAGES)]  # of a stream the first images
+    if isinstance(samples, Sized):
+        indices = spread(len(samples), NUM_IMAGES).tolist()
+    batch = samples.__getitems__(indices)
     # the training draws the same random numbers with and without this figure
     with torch.no_grad(), isolate_rng(include_cuda=model.device.type == "cuda"):
         batch = move_data_to_device(batch, model.device)

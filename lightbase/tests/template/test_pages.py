@@ -24,7 +24,7 @@ BEFORE = {"docs/export.md": [MNIST_MLP, CIFAR10_CNN]}
 """Runs that the commands of a page take as given."""
 PAGES = ["README.md", "docs/data.md", "docs/extending.md"]
 PAGES += ["docs/flags.md", "docs/lightning.md", "docs/loggers.md", "docs/runs.md"]
-PAGES += ["docs/tensorboard.md", "docs/transfer.md"]
+PAGES += ["docs/large_data.md", "docs/tensorboard.md", "docs/transfer.md"]
 # the processes of a sweep leave pipes open
 OPEN_PIPES = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
