@@ -256,8 +256,8 @@ def epochs_done(trainer: Any) -> int:
 
 
 def logged_step(trainer: Any) -> int:
-    """Return the number of batches that ended in an optimizer step. It is the next x
-    value of the loggers.
+    """Return how many batches have ended in an optimizer step: the x of the next point
+    in the loggers.
 
     There is no public name, and `global_step` counts each optimizer: Lightning issues
     13752 and 20240.

@@ -357,7 +357,7 @@ class ResumableLoader(DataLoader[Any]):
                 self.turn_length = 0
                 part = slice(start, start + max(1, num) * size)
                 turn = Turn(map_tensors(itemgetter(part), rows), num, size)
-                yield turn if num else turn.values
+                yield turn if num else turn.values  # num is 0 for a single batch
                 start += max(1, turn.num) * size
 
     def state_dict(self) -> dict[str, int]:

@@ -92,8 +92,10 @@ def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Writes FILENAME.ckpt when an epoch ends: for the best epoch by `monitor`, or for
-    the newest epoch without a monitor. Files of earlier epochs with other names stay.
+    """Writes FILENAME.ckpt at the end of an epoch: of the best one by `monitor`, or of
+    the newest one without a monitor. best.ckpt may also be written after a validation,
+    last.ckpt between two steps and after a signal. Files of earlier epochs with other
+    names stay.
 
     folder: The folder of the checkpoints, ROOT/NAME/version_N/checkpoints.
     filename: The name without .ckpt. It may have a field such as {epoch:03d}.
@@ -101,7 +103,7 @@ class RunCheckpoint(ModelCheckpoint):
         values, the one with the lower val/loss is the best.
     mode: "min" if lower values of the metric are better, otherwise "max".
     every_n_epochs: None writes after every validation.
-    minutes: Of training after which `is_due` returns True. 0: never.
+    minutes: How long after the newest checkpoint `is_due` becomes true; 0: never.
     best_epoch, best_loss: The number of the best epoch, from 1, and its val/loss.
         They are 0 and infinite before the first one.
     """

@@ -109,7 +109,7 @@ class RandomState(Callback):
         now = self.state()
         if self.trainer.global_rank < len(self.resumed):
             now = self.resumed[self.trainer.global_rank]
-        # a state that was not saved, or by version 0.3, has no other start of the epoch
+        # a fresh state, or one of version 0.3, is itself the start of the epoch
         saved_start = now.pop("epoch_start", now)
         self.epoch_start = now
         if is_within:
@@ -118,7 +118,7 @@ class RandomState(Callback):
         begin()
         if is_within:
             call_epoch_start(self.trainer)
-            # what the hooks have changed of this state would count twice
+            # the hooks ran before the checkpoint, too: undo what they changed now
             restore_checkpoint(self.trainer)
             self.restore(now)
         elif is_resumed:  # torch's DataLoader draws its order from the state
