@@ -9,7 +9,7 @@ import torch
 from example.classifier import Classifier
 from given import Given
 from lightning import LightningModule
-from paths import ACCELERATOR, Train, argv, script
+from paths import ACCELERATOR, Train, argv, fails, script
 from torch import Tensor, nn
 from written import equal, refused, weights
 
@@ -101,11 +101,9 @@ class NeverALoss(Classifier):
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_single_batches_may_have_no_loss_but_not_all(
-    train, tmp_path, capsys, monkeypatch
-):
+def test_single_batches_may_have_no_loss_but_not_all(train, capsys, monkeypatch):
     flags = f"--model {ME}.NeverALoss {ONE_EPOCH}"
-    error = refused(capsys, tmp_path, lambda: train(flags), status=1)
+    error = fails(capsys, 1, lambda: train(flags))
     assert "training_step of NeverALoss returned None in all batches of epoch" in error
     monkeypatch.setattr(NeverALoss, "threshold", 1.4)  # the first batches have more
     assert train(flags)["test/acc"] > 0

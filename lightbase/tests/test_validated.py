@@ -6,8 +6,8 @@ import torch
 from example.classifier import Classifier
 from lightning import Callback
 from lightning.pytorch.callbacks import WeightAveraging
-from paths import script
-from written import checkpoint_file, refused
+from paths import fails, script
+from written import checkpoint_file
 
 ME = "--trainer.callbacks test_validated"
 LIGHTNING = "--trainer.callbacks lightning.pytorch.callbacks"
@@ -53,9 +53,9 @@ class AveragesEpochs(WeightAveraging):
 def test_weights_that_change_after_their_validation_end_the_run(
     train, tmp_path, capsys, flags
 ):
-    run = lambda: train(flags)  # noqa: E731
-    error = refused(capsys, tmp_path, run, status=1)
+    error = fails(capsys, 1, lambda: train(flags))
     assert "changes the weights between a validation and best.ckpt" in error
+    assert not [*tmp_path.rglob("best.ckpt")]
 
 
 @pytest.mark.parametrize(
