@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import replicate
@@ -284,8 +285,15 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Raise UserError if a parameter is not divided: each process would train its
         own."""
-        super().setup(trainer)
         model: Any = self.lightning_module
+        if not is_overridden("configure_model", model):
+            raise UserError(
+                f"fsdp2: {type(model).__name__} has no configure_model, which divides "
+                "the weights",
+                "docs/tasks/sharded.md has one",
+                2,
+            )
+        super().setup(trainer)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 raise UserError(

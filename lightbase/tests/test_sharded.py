@@ -95,13 +95,21 @@ def test_a_killed_and_a_stopped_run_go_on_to_equal_weights(tmp_path, capsys):
     assert shown["test/loss"] == pytest.approx(metrics["test/loss"], rel=1e-5)
 
 
-def train_forgetful(folder: str) -> None:
-    flags = f"--model {HERE}.Forgetful --trainer.strategy fsdp2"
+def train_with(model: str, folder: str) -> None:
+    flags = f"--model {model} --trainer.strategy fsdp2"
     main(["--config", TINY, "--trainer.default_root_dir", folder, *argv(flags)])
 
 
 @pytest.mark.slow
-def test_a_parameter_that_is_not_divided_is_refused(tmp_path):
-    job = on_ranks(tmp_path, 2, f"{HERE}.train_forgetful", tmp_path)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (f"{HERE}.Forgetful", "fsdp2: scale is in no part"),
+        ("example.classifier.Classifier", "fsdp2: Classifier has no configure_model"),
+    ],
+)
+def test_what_is_not_divided_is_refused(tmp_path, model, message):
+    job = on_ranks(tmp_path, 2, f"{HERE}.train_with", model, tmp_path)
     assert all(job.statuses)
-    assert "fsdp2: scale is in no part" in job.outputs[0]
+    assert message in job.outputs[0]
+    assert "Traceback" not in "".join(job.outputs)
