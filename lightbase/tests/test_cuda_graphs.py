@@ -5,6 +5,7 @@ A CPU emulates the recording: the step runs once, what it has computed is taken 
 a replay runs it again. So all is tried here but the capture itself, see test_on_gpu.py.
 """
 
+import functools
 import os
 import random
 import re
@@ -251,8 +252,6 @@ class Counts(Step):
 
 
 class CountsInList(Step):
-    """No attribute changes, so only the first turn can show it."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.nums: list[int] = []
@@ -260,6 +259,54 @@ class CountsInList(Step):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.nums.append(1)
         return super().training_step(batch, batch_idx) / len(self.nums)
+
+
+class Averages(Step):
+    """Keeps a tensor that is no buffer."""
+
+    mean: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        last = loss if self.mean is None else self.mean
+        self.mean = 0.9 * last.detach() + 0.1 * loss.detach()
+        return loss + self.mean * 0.01 * self.net.layers[1].bias.sum()
+
+
+class Heads(nn.Module):
+    """One of its heads at random is trained."""
+
+    def __init__(self, num_classes: int = 4) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(192, num_classes) for _ in range(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[random.randrange(12)](x.flatten(1))
+
+
+class Iterates(Step):
+    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+        (inputs, labels), batch_idx, _ = next(dataloader_iter)
+        return super().training_step((inputs.float(), labels), batch_idx)
+
+
+class NewLoaders(Augmented):
+    """Has a stock DataLoader in the second epoch."""
+
+    def train_dataloader(self) -> Any:
+        if self.trainer.current_epoch == 0:
+            return super().train_dataloader()
+        samples: Any = self.training_samples
+        return torch.utils.data.DataLoader(
+            samples, batch_size=16, collate_fn=lambda batch: batch
+        )
+
+
+class Callable(Callback):
+    """Has a hook that is no method."""
+
+    def __init__(self) -> None:
+        self.on_train_batch_end = functools.partial(lambda *_, **__: None)  # type: ignore[method-assign]
 
 
 class Draws(Step):
@@ -334,7 +381,9 @@ STEPS = [
     ("--model {0}.Indexed", "the step looks at batch_idx"),
     ("--model {0}.Global", "the step looks at global_step"),
     ("--model {0}.Counts", "the step changes an attribute, or draws random numbers"),
-    ("--model {0}.CountsInList", "replays give other weights or curves than ordinary"),
+    ("--model {0}.CountsInList", "the step changes an attribute, or draws random"),
+    ("--model {0}.Averages", "the step changes an attribute, or draws random"),
+    ("--model.net {0}.Heads", "the optimizer has the state of more weights"),
     ("--data {0}.CountingImages", "the step changes an attribute, or draws random"),
     ("--model {0}.Draws", "the step changes an attribute, or draws random numbers"),
     ("--model {0}.Logs", "the step calls self.log"),
@@ -364,8 +413,7 @@ def test_a_step_that_replays_would_freeze_stays_ordinary(
     lines = re.findall(f"{LINE}(.*)", capsys.readouterr().out)
     assert len(lines) == 1
     assert reason in lines[0]
-    if "InList" not in flags:  # a recording counts there, too
-        assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
+    assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
 
 @pytest.mark.parametrize(
@@ -376,6 +424,22 @@ def test_the_steps_of_a_turn_are_lightnings_own(train, tmp_path, turns, name):
     train(flags, ORDINARY, "--name ordinary")
     train(flags)
     assert sum(turns) > 30
+    assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--model {0}.Iterates",
+        "--data {0}.NewLoaders --trainer.reload_dataloaders_every_n_epochs 1",
+        "--trainer.callbacks {0}.Callable",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`", "ignore:.*many workers")
+def test_what_can_have_no_turns_trains_as_before(train, tmp_path, flags):
+    flags = flags.format(HERE)
+    train(flags, ORDINARY, "--name ordinary")
+    train(flags)
     assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
 

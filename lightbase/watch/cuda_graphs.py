@@ -11,13 +11,16 @@ steps are ordinary.
 """
 
 import contextlib
+import copy
 import functools
 import gc
+import inspect
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning import Callback, LightningModule
@@ -202,6 +205,22 @@ class Graph:
                 gc.enable()
 
 
+class State(NamedTuple):
+    """What a step may change.
+
+    tensors: Copies of `CudaGraphs.tensors`.
+    random: The states of the random generators.
+    attributes: {(name of a module or "data module", attribute): value}, the numbers,
+        texts, lists, dicts and tensors.
+    optimized: The weights that have a state in the optimizer.
+    """
+
+    tensors: list[Tensor]
+    random: dict[str, Any]
+    attributes: dict[tuple[str, str], Any]
+    optimized: list[Tensor]
+
+
 class CudaGraphs(Callback):
     """Trains the batches of a turn, on a GPU by replays.
 
@@ -228,6 +247,8 @@ class CudaGraphs(Callback):
     has_turns = replays = was_tried = by_step = has_said = False
     graph: Any = None
     recorder: Any = None
+    output: Any = None
+    kwargs: Any = None
     key: Any = None
     num_warm = 0
     num_needed = NUM_WARM
@@ -259,7 +280,9 @@ class CudaGraphs(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Let go of the memory on the GPU: a test may follow."""
-        self.graph = self.rows = self.recorder = None
+        if self.recorder and isinstance(self.model, BaseModule):
+            vars(self.model.curves_callback.means["train"]).pop("add", None)
+        self.graph = self.rows = self.recorder = self.output = self.kwargs = None
 
     def give_up(self, reason: str, is_quiet: bool = True) -> None:
         """Let all steps be ordinary from now on.
@@ -291,6 +314,8 @@ class CudaGraphs(Callback):
         fetches a batch."""
         trainer = self.trainer
         is_ordinary = not self.has_turns or trainer.accumulate_grad_batches != 1
+        # the user may make another loader in a later epoch
+        is_ordinary |= not isinstance(trainer.train_dataloader, ResumableLoader)
         if is_ordinary or (self.replays and self.is_stale()):
             return
         ready = batch_index(trainer) + 1
@@ -358,12 +383,19 @@ class CudaGraphs(Callback):
         is_last = self.replays and self.num_warm == self.num_needed
         if not is_last or self.device.type != "cuda":
             return self.original(optimizer, batch_idx, kwargs)
+        mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True, action="always") as caught:
             torch.cuda.set_sync_debug_mode("warn")
-            output = self.original(optimizer, batch_idx, kwargs)
-            torch.cuda.set_sync_debug_mode("default")
+            try:
+                output = self.original(optimizer, batch_idx, kwargs)
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         for line in caught:
-            if "synchronizing CUDA operation" in str(line.message) and self.replays:
+            if "synchronizing CUDA operation" not in str(line.message):
+                warnings.warn_explicit(
+                    line.message, line.category, line.filename, line.lineno
+                )
+            elif self.replays:
                 self.give_up(f"{line.filename}:{line.lineno} waits for the GPU")
         return output
 
@@ -373,6 +405,8 @@ class CudaGraphs(Callback):
         MAX_SECONDS."""
         trainer, turn = self.trainer, kwargs["batch"]
         end = time.monotonic() + MAX_SECONDS
+        if self.recorder and self.recorder.keeps:
+            end = math.inf  # one step would not show what changes from step to step
         output: Any = {}
         self.rates = []
         for i in range(turn.num):
@@ -403,20 +437,37 @@ class CudaGraphs(Callback):
     def try_out(self, batch_idx: int, kwargs: Any) -> Any:
         """Train the first turn by ordinary steps. Record a step, and compare replays of
         the turn with them. Return the result of the ordinary steps."""
-        self.was_tried = True
         turn = kwargs["batch"]
-        self.make_room(turn)
-        before = self.state()
+        try:
+            self.make_room(turn)
+            before = self.state()
+        except torch.OutOfMemoryError as error:
+            self.give_up(first_line(error))
+            return self.ordinary_steps(batch_idx, kwargs)
         self.recorder.keeps = True
         output = self.ordinary_steps(batch_idx, kwargs)
         self.recorder.keeps = False
-        after = self.state()
-        self.restore(before)
-        self.record(turn, kwargs)
-        if self.replays and not self.is_equal(turn, before, after):
-            problem = "replays give other weights or curves than ordinary steps"
-            self.give_up(problem, is_quiet=False)
-        self.restore(after)
+        if turn.num == 1:  # a signal has ended it
+            return output
+        self.was_tried = True
+        try:
+            after = self.state()
+        except torch.OutOfMemoryError as error:
+            self.give_up(first_line(error))
+            return output
+        if len(before.optimized) != len(after.optimized):
+            self.give_up("the optimizer has the state of more weights than before")
+            return output
+        try:
+            self.restore(before)
+            self.record(turn, kwargs)
+            if self.replays and not self.is_equal(turn, before, after):
+                problem = "replays give other weights or curves than ordinary steps"
+                self.give_up(problem, is_quiet=False)
+        except torch.OutOfMemoryError as error:
+            self.give_up(first_line(error))
+        finally:
+            self.restore(after)
         self.show_rates()
         return output
 
@@ -449,7 +500,7 @@ class CudaGraphs(Callback):
         self.kwargs = dict(kwargs)
         if "batch_idx" in kwargs:
             self.kwargs["batch_idx"] = FROZEN
-        self.output: Any = {}
+        self.output = {}
         try:
             if self.num_needed == NUM_WARM:
                 gc.collect()  # what holds an earlier step's graph of gradients
@@ -522,35 +573,56 @@ class CudaGraphs(Callback):
                     tensor.fill_(value)
                 self.graph.replay()
 
-    def state(self) -> tuple[list[Tensor], dict[str, Any], dict[tuple[str, str], Any]]:
-        """Return copies of weights, buffers and the state of the optimizer, the states
-        of the random generators, and the numbers and texts that are attributes of the
-        modules and the data module: a step may count in them."""
-        numbers = {
-            (name, key): value
-            for name, owner in self.owners().items()
-            for key, value in vars(owner).items()
-            if isinstance(value, int | float | str | None)
-        }
-        return [x.clone() for x in self.tensors()], self.random.state(), numbers
+    def state(self) -> State:
+        attributes: dict[tuple[str, str], Any] = {}
+        for name, owner in self.owners().items():
+            for key, value in vars(owner).items():
+                is_own = not key.startswith("_")  # not torch's
+                if isinstance(value, int | float | str | None):
+                    attributes[name, key] = value
+                elif is_own and isinstance(value, list | dict):
+                    attributes[name, key] = copy.copy(value)
+                elif is_own and isinstance(value, Tensor):
+                    attributes[name, key] = value
+        tensors = [x.clone() for x in self.tensors()]
+        return State(tensors, self.random.state(), attributes, [*self.optimizer.state])
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: State) -> None:
         """Set everything back to a result of `state`."""
-        for tensor, value in zip(self.tensors(), state[0], strict=True):
-            tensor.copy_(value)
-        self.random.restore(state[1])
         owners = self.owners()
-        for (name, key), value in state[2].items():
-            owners[name].__dict__[key] = value
+        for (name, key), value in state.attributes.items():
+            now = vars(owners[name]).get(key)
+            if isinstance(value, list) and isinstance(now, list):
+                now[:] = value  # others may hold the list
+            elif isinstance(value, dict) and isinstance(now, dict):
+                now.clear()
+                now.update(value)
+            else:
+                vars(owners[name])[key] = value
+        for weight in self.optimizer.state.keys() - state.optimized:
+            del self.optimizer.state[weight]  # a recording has begun it
+        for tensor, value in zip(self.tensors(), state.tensors, strict=True):
+            tensor.copy_(value)
+        self.random.restore(state.random)
 
     def owners(self) -> dict[str, Any]:
         modules = dict(self.model.named_modules())
         return {**modules, "data module": self.trainer.datamodule}
 
     def tensors(self) -> list[Tensor]:
+        """Return the weights, the buffers, other tensors that are attributes of
+        modules, and the state of the optimizer."""
         states = [dict(state) for state in self.optimizer.state.values()]
-        parts = (*self.model.parameters(), *self.model.buffers(), *tensors_in(states))
-        return [part.detach() for part in parts]
+        return [part.detach() for part in (*self.held(), *tensors_in(states))]
+
+    def held(self) -> list[Tensor]:
+        others = [
+            value
+            for module in self.model.modules()
+            for key, value in vars(module).items()
+            if isinstance(value, Tensor) and not key.startswith("_")
+        ]
+        return [*self.model.parameters(), *self.model.buffers(), *others]
 
     def is_equal(self, turn: Turn, before: Any, expected: Any) -> bool:
         """Return whether replays of a turn give what ordinary steps gave.
@@ -559,10 +631,11 @@ class CudaGraphs(Callback):
         """
         self.launch(turn)
         found = self.state()
-        if plain(found[1]) != plain(expected[1]):  # the random generators
+        if plain(found.random) != plain(expected.random):
             return False
         num = len([*self.model.parameters()])
-        pairs = [(x[0][:num], x[0][num:]) for x in (found, expected, before)]
+        states = (found, expected, before)
+        pairs = [(x.tensors[:num], x.tensors[num:]) for x in states]
         triples = [*zip(*pairs, strict=True)]
         for row, kept in zip(
             tensors_in(self.recorder.rows), tensors_in(self.recorder.kept), strict=True
@@ -589,10 +662,16 @@ def plain(values: Any) -> Any:
     return map_tensors(Tensor.tolist, values)
 
 
-def on_host(state: Any) -> Any:
-    """Return the part of a `state` that the CPU changes, for ==."""
-    _, random_state, numbers = state
-    return plain({**random_state, "cuda": []}), numbers
+def on_host(state: State) -> Any:
+    """Return what the CPU changes of a state, for ==."""
+    attributes: dict[Any, Any] = {}
+    for name, value in state.attributes.items():
+        attributes[name] = value
+        if isinstance(value, list | dict):
+            attributes[name] = len(value)
+        elif isinstance(value, Tensor):  # its content is the GPU's
+            attributes[name] = id(value)
+    return plain({**state.random, "cuda": []}), attributes, len(state.optimized)
 
 
 def overridden(hooks: tuple[str, ...], owners: Any) -> Iterator[str]:
@@ -601,7 +680,10 @@ def overridden(hooks: tuple[str, ...], owners: Any) -> Iterator[str]:
     for owner in owners:
         for hook in hooks:
             is_ours = type(owner).__module__.startswith("lightbase.")
-            if is_overridden(hook, owner) and not is_ours:
+            # on an instance it may be any callable, which Lightning cannot compare
+            method = getattr(owner, hook, overridden)
+            has_own = not hasattr(method, "__code__") or is_overridden(hook, owner)
+            if has_own and not is_ours:
                 yield f"{hook} of {type(owner).__name__}"
 
 
@@ -610,6 +692,8 @@ def against_turns(trainer: Any) -> Iterator[str]:
     model, loader = trainer.lightning_module, trainer.train_dataloader
     if type(trainer.strategy) is not SingleDeviceStrategy or trainer.world_size > 1:
         yield "several devices"
+    if "dataloader_iter" in inspect.signature(model.training_step).parameters:
+        yield "training_step takes dataloader_iter"
     if not model.automatic_optimization:
         yield f"{type(model).__name__} has manual optimization"
     if trainer.accumulate_grad_batches != 1:
