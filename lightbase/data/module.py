@@ -51,6 +51,9 @@ from lightbase.data.tensors import Batch, inputs_of, read_image, with_parts
 SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
 
+MAX_WEIGHTS = 2**24
+"""The limit of torch.multinomial."""
+
 ALONE: Any = SimpleNamespace(
     global_rank=0,
     world_size=1,
@@ -271,6 +274,7 @@ class BaseDataModule(LightningDataModule):
                 self.training_samples,
                 even=True,
                 batch_size=self.batch_size,
+                shuffle=shuffle,
                 block_size=self.shuffle_block if shuffle else 1,
                 drop_last=drop_last,
                 seed=self.shuffle_seed or 0,
@@ -500,6 +504,11 @@ class BaseDataModule(LightningDataModule):
                 raise UserError(
                     f"sample_weights: {[*weights.shape]} weights for {num} samples",
                     "return one number for each sample of load",
+                )
+            if num > MAX_WEIGHTS:
+                raise UserError(
+                    f"sample_weights: torch draws from at most {MAX_WEIGHTS:,} samples",
+                    "leave sample_weights out, or load fewer samples",
                 )
             self.train_weights = weights[left]
 

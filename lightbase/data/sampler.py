@@ -154,7 +154,8 @@ class EpochBatchSampler(DistributedSampler[Any], SequentialSampler):
             positions = np.arange(first * self.batch_size, end)
             chosen = order(positions * self.num_ranks + self.rank).tolist()
             for i in range(-(-len(chosen) // self.batch_size)):
-                indices = Indices(chosen[i * self.batch_size :][: self.batch_size])
+                part = slice(i * self.batch_size, (i + 1) * self.batch_size)
+                indices = Indices(chosen[part])
                 indices.key = (self.seed, epoch, self.rank, first + i)
                 yield indices
 

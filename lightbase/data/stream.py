@@ -54,6 +54,7 @@ class StreamSamples(IterableDataset[Any]):
         first_state: `state_of` the stream before its first sample.
         collate: Makes a batch of a list of samples.
         batch_size: Samples in a batch.
+        shuffle: Whether every epoch has a new order and other random transforms.
         block_size: Samples that a worker reads together and shuffles, rounded up to
             whole batches. 1 keeps the order.
         drop_last: Leave out the last batch of a worker if it is smaller.
@@ -65,6 +66,7 @@ class StreamSamples(IterableDataset[Any]):
     first_state: Any
     collate: Callable[[list], Any]
     batch_size: int = 1
+    shuffle: bool = False
     block_size: int = 1
     drop_last: bool = False
     seed: int = 0
@@ -72,6 +74,10 @@ class StreamSamples(IterableDataset[Any]):
     num_ranks: int = 1
     start: Values = field(default_factory=dict)  # where the next pass begins
     targets = None
+
+    @property
+    def epoch(self) -> int:
+        return self.start.get("epoch", 0) if self.shuffle else 0
 
     @property
     def has_state(self) -> bool:
@@ -105,7 +111,7 @@ class StreamSamples(IterableDataset[Any]):
             # it may stand anywhere, after a pass that was cut short
             stream.load_state_dict(copy.deepcopy(self.first_state))
         if hasattr(stream, "set_epoch"):
-            stream.set_epoch(self.start.get("epoch", 0))
+            stream.set_epoch(self.epoch)
         if state is not None:
             stream.load_state_dict(copy.deepcopy(state))
             share = step - 1
@@ -123,7 +129,7 @@ class StreamSamples(IterableDataset[Any]):
         position = self.start["workers"][worker]
         first_block, num_done, state = position
         size = -(-self.block_size // self.batch_size) * self.batch_size
-        key = (self.seed, self.start["epoch"])
+        key = (self.seed, self.epoch)
         with no_worker():
             stream, samples = self.open_share(share, num_shares, state)
         for block in count(first_block if self.has_state else 0):
