@@ -57,9 +57,11 @@ def without_gc() -> Iterator[None]:
         yield
         return
     gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
     atexit.register(gc.unfreeze)  # nanobind would report frozen objects as leaked
 
 

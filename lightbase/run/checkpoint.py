@@ -223,8 +223,12 @@ class RunCheckpoint(ModelCheckpoint):
         Lightning cannot continue from the middle of a validation."""
         if self.filename != "last" or not isinstance(exception, SIGTERMException):
             return
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         # `training` is false in a validation
-        if trainer.training and self.saved_step != trainer.global_step:
+        is_new = trainer.training and self.saved_step != trainer.global_step
+        # after a failed write, only the process that writes knows that it is missing
+        if trainer.strategy.reduce_boolean_decision(is_new, all=False):
             self.save(trainer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -11,13 +11,11 @@ from lightning import Callback, LightningModule, Trainer
 
 import lightbase
 from lightbase.compat import epochs_done
-from lightbase.config.files import json_text
+from lightbase.config.files import Values, json_text
 from lightbase.config.paths import PROJECT
 from lightbase.model.curves import num_steps
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.run.folder import LockedFolder
-
-Values = dict[str, Any]
 
 
 class RunRecorder(Callback):
@@ -36,7 +34,7 @@ class RunRecorder(Callback):
     """
 
     validated_epoch = -1
-    has_started = False
+    has_started = has_stepped = False
 
     def __init__(
         self, config: Values, text: str, run: LockedFolder | None = None
@@ -81,7 +79,8 @@ class RunRecorder(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Write progress.json after the first step: now the run keeps its folder."""
-        if num_steps(trainer) == 1:
+        if not self.has_stepped and num_steps(trainer):
+            self.has_stepped = True
             self.write_progress(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

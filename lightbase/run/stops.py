@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightbase.compat import (
-    batch_index,
     call_between_steps,
     has_epoch_means,
     leave_out_signals,
@@ -81,6 +80,7 @@ class BetweenSteps(Callback):
 
     def __init__(self, last: RunCheckpoint | None = None) -> None:
         self.last = last
+        self.num_calls = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keep signals from now on if this is a training. Leave out Lightning's log
@@ -107,8 +107,8 @@ class BetweenSteps(Callback):
     def between_steps(self, trainer: Trainer) -> None:
         """Stop or write last.ckpt between two optimizer steps, if the processes
         exchange here."""
-        num_steps = (batch_index(trainer) + 1) // trainer.accumulate_grad_batches
-        if trainer.world_size == 1 or num_steps % self.every_n_steps == 0:
+        self.num_calls += 1  # of the steps before a validation there is none
+        if trainer.world_size == 1 or self.num_calls % self.every_n_steps == 0:
             is_due = self.stop_if_received(trainer)
             if self.last and is_due:
                 self.save_if_exact(trainer, self.last)

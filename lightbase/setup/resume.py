@@ -171,7 +171,7 @@ def find_restart(line: CommandLine) -> Restart | None:
     root = root or saved_root
     # the newest state continues its run, unless the name or the root differs
     is_in_place = name == saved_name and str(Path(root or "").resolve()) == saved_root
-    continues = ckpt_path == "last" or (is_newest(path) and is_in_place)
+    continues = ckpt_path == "last" or (is_newest(path, checkpoint) and is_in_place)
     return Restart(
         name,
         root,
@@ -181,13 +181,14 @@ def find_restart(line: CommandLine) -> Restart | None:
     )
 
 
-def is_newest(path: Path) -> bool:
+def is_newest(path: Path, checkpoint: dict[str, Any]) -> bool:
     """Return whether a checkpoint is the newest state of its run: last.ckpt, or a file
-    of the user's ModelCheckpoint that was written after it."""
-    if path.name == "best.ckpt":
-        return False
+    of the user's ModelCheckpoint with more steps."""
     last = path.with_name("last.ckpt")
-    return not last.exists() or path.stat().st_mtime >= last.stat().st_mtime
+    if path.name in ("last.ckpt", "best.ckpt") or not last.exists():
+        return path.name != "best.ckpt"
+    saved: int = read_checkpoint(last)["global_step"]
+    return bool(checkpoint["global_step"] > saved)
 
 
 def restarted_run(line: CommandLine) -> Path | None:
