@@ -284,12 +284,6 @@ class Heads(nn.Module):
         return self.heads[random.randrange(12)](x.flatten(1))
 
 
-class Iterates(Step):
-    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
-        (inputs, labels), batch_idx, _ = next(dataloader_iter)
-        return super().training_step((inputs.float(), labels), batch_idx)
-
-
 class NewLoaders(Augmented):
     """Has a stock DataLoader in the second epoch."""
 
@@ -430,7 +424,6 @@ def test_the_steps_of_a_turn_are_lightnings_own(train, tmp_path, turns, name):
 @pytest.mark.parametrize(
     "flags",
     [
-        "--model {0}.Iterates",
         "--data {0}.NewLoaders --trainer.reload_dataloaders_every_n_epochs 1",
         "--trainer.callbacks {0}.Callable",
     ],
