@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import threading
-from array import array
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,13 +26,12 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    Subset,
     TensorDataset,
     default_collate,
 )
 
 from lightbase.config.errors import UserError, say
-from lightbase.data.sampler import EpochBatchSampler, Indices
+from lightbase.data.sampler import EpochBatchSampler, Indices, PermutedPart
 from lightbase.data.tensors import (
     Batch,
     as_tensors,
@@ -154,22 +152,29 @@ class DatasetSamples(Dataset[Any]):
     Args:
         dataset: The Dataset.
         collate: Makes a batch of a list of samples. Without it a batch is the list.
+        index: The positions of the samples that belong to this object. By default all
+            samples belong to it.
     """
 
     dataset: Any
     collate: Callable[[list], Any] | None = None
+    index: Tensor | PermutedPart | None = None
 
     @property
     def targets(self) -> Any:
+        if self.index is not None:
+            return None
         return getattr(self.dataset, "targets", None)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset if self.index is None else self.index)
 
     def __getitems__(self, indices: list[int]) -> Any:
         """Return the batch of these samples. Without an Indices object, which has a
         seed, the first index is the seed."""
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
+        if self.index is not None:
+            indices = self.index[torch.tensor(indices)].tolist()
         with seeded(seed):
             is_tensors = isinstance(self.dataset, TensorBatches)
             if hasattr(self.dataset, "__getitems__") and not is_tensors:
@@ -181,15 +186,15 @@ class DatasetSamples(Dataset[Any]):
             return convert_types(self.collate(samples))
 
     def __getitem__(self, index: int) -> Any:
+        if self.index is not None:
+            index = int(self.index[torch.tensor([index])])
         return self.dataset[index]
 
-    def select(self, index: Tensor) -> "DatasetSamples":
-        if isinstance(self.dataset, TensorBatches):
-            part: Any = self.dataset.select(index)
-        else:
-            # 8 bytes a sample; a list takes 36, and a forked worker would copy it
-            part = Subset(self.dataset, array("q", index.numpy().tobytes()))
-        return DatasetSamples(part, self.collate)
+    def select(self, index: Tensor | PermutedPart) -> "DatasetSamples":
+        """Return the samples at these positions of all samples."""
+        if isinstance(self.dataset, TensorBatches) and isinstance(index, Tensor):
+            return DatasetSamples(self.dataset.select(index), self.collate)
+        return replace(self, index=index)
 
 
 Samples = TensorBatches | DatasetSamples

@@ -25,13 +25,19 @@ from lightbase.config.errors import UserError, say
 from lightbase.config.files import Values
 from lightbase.config.paths import PROJECT
 from lightbase.data.loader import (
+    DatasetSamples,
     Samples,
     as_samples,
     check_targets,
     make_loader,
     share_from_worker,
 )
-from lightbase.data.sampler import EpochBatchSampler, seeded_order
+from lightbase.data.sampler import (
+    LARGE,
+    EpochBatchSampler,
+    PermutedPart,
+    seeded_order,
+)
 from lightbase.data.splits import (
     Fold,
     check_unchanged,
@@ -43,6 +49,7 @@ from lightbase.data.splits import (
     group_numbers,
     hash_of,
     part_indices,
+    part_size,
     split_labels,
 )
 from lightbase.data.stream import StreamLoader, StreamSamples, check_stream, state_of
@@ -121,6 +128,9 @@ class BaseDataModule(LightningDataModule):
     changes it, so that all runs have the same test set."""
     trained_fold: Fold | None = None
     """The fold of the checkpoint."""
+    lists_parts = False
+    """Whether the parts of a large Dataset are lists of its samples, as in earlier
+    checkpoints."""
     shuffle_seed: int | None = None
     """The seed of the order of the training samples."""
     training_samples: Samples
@@ -456,8 +466,11 @@ class BaseDataModule(LightningDataModule):
             left = self._take("test", chosen, left, samples, groups)
         if "val" not in self.own_splits and self.val_fraction > 0:
             kind, fraction, seed = self.val_split, self.val_fraction, self.split_seed
-            chosen = part_indices(kind, fraction, seed, classes[left], groups[left])
-            left = self._take("val", chosen, left, samples, groups)
+            if isinstance(samples, DatasetSamples) and self._computes_parts(samples):
+                left = self._take_computed_val(samples)
+            else:
+                chosen = part_indices(kind, fraction, seed, classes[left], groups[left])
+                left = self._take("val", chosen, left, samples, groups)
         else:
             self._load_val()
         if isinstance(left, slice) and self.val_split != "random":
@@ -474,9 +487,25 @@ class BaseDataModule(LightningDataModule):
         others."""
         part, left = divide(torch.arange(len(samples))[left], chosen)
         self.splits[split] = samples.select(part)
-        self.split_groups[split] = groups[part]
+        if self.val_split == "grouped":
+            self.split_groups[split] = groups[part]
         self.fingerprints[f"chosen {split}"] = hash_of(chosen)
         return left
+
+    def _computes_parts(self, samples: DatasetSamples) -> bool:
+        """Return whether the parts are computed while they are used. In memory, their
+        lists would take 8 bytes a sample in each process."""
+        is_random = self.val_split == "random" and not self.fold
+        return len(samples) >= LARGE and is_random and not self.lists_parts
+
+    def _take_computed_val(self, samples: DatasetSamples) -> PermutedPart:
+        """Make the validation split of a random part. Return the others."""
+        num = len(samples)
+        size = part_size(num, self.val_fraction)
+        part = PermutedPart(num, self.split_seed, 0, size)
+        self.splits["val"] = samples.select(part)
+        self.fingerprints["chosen val"] = str(part)
+        return replace(part, first=size, last=num)
 
     def _keep_for_training(self, left: Any, samples: Samples, groups: Any) -> None:
         """Make the split of the training. Load its samples a second time, with the
@@ -491,12 +520,13 @@ class BaseDataModule(LightningDataModule):
                 "return the same samples in the same order, with other transforms",
             )
         num = len(samples)
-        if isinstance(left, Tensor):
+        if not isinstance(left, slice):
             samples = samples.select(left)
             training_samples = training_samples.select(left)
         self.splits["train"] = samples
         self.training_samples = training_samples
-        self.split_groups["train"] = groups[left]
+        if self.val_split == "grouped":
+            self.split_groups["train"] = groups[left]
         weights = self.sample_weights("train")
         if weights is not None:
             weights = torch.as_tensor(weights, dtype=torch.float64)
@@ -592,6 +622,7 @@ class BaseDataModule(LightningDataModule):
             "classes": self.classes,
             "empty_batch": self.input_spec,  # the key of version 0.3, for its files
             "test_seed": self.test_seed,
+            "lists_parts": self.lists_parts,
             "fingerprints": self.fingerprints,
         }
         if self.fold:
@@ -608,6 +639,7 @@ class BaseDataModule(LightningDataModule):
                 f"the data has others: {', '.join(self.classes)[:100]}",
             )
         self.shuffle_seed = state_dict["shuffle_seed"]
+        self.lists_parts = state_dict.get("lists_parts", True)
         self.classes = classes
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)

@@ -46,6 +46,30 @@ def permuted(positions: np.ndarray, num: int, seed: int) -> np.ndarray:
     return values.astype("int64")
 
 
+@dataclass(frozen=True)
+class PermutedPart:
+    """A random part of the numbers from 0 to num - 1, without a list of them. It is
+    used as a list is: with the positions int64 (M,) in brackets, it gives the numbers.
+
+    Args:
+        num: The number of all samples.
+        seed: The seed of a permutation, see `permuted`.
+        first, last: The part of the permutation, without `last`.
+    """
+
+    num: int
+    seed: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        numbers = permuted(positions.numpy() + self.first, self.num, self.seed)
+        return torch.from_numpy(numbers)
+
+
 def mixed(values: np.ndarray) -> np.ndarray:
     """Return a hash of each number, uint64: multiplications and shifts in the manner of
     SplitMix64 (Steele, Lea and Flood, 2014)."""

@@ -93,6 +93,17 @@ def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
     return order[fold.number :: fold.num_folds]
 
 
+def part_size(num: int, fraction: float) -> int:
+    """Return the number of samples in a share of `num` samples."""
+    size = round(num * fraction)
+    if not 0 < size < num:
+        raise UserError(
+            f"data.val_fraction {fraction} of {num} samples is {size} samples",
+            "give more samples, or another --data.val_fraction",
+        )
+    return size
+
+
 def part_indices(
     kind: str, fraction: float, seed: int, classes: Tensor, groups: Any
 ) -> Tensor:
@@ -106,15 +117,9 @@ def part_indices(
         fraction: The share of the samples, in [0, 1].
         kind, classes, groups: See `fold_indices`.
     """
-    num = len(classes)
-    num_chosen = round(num * fraction)
-    if not 0 < num_chosen < num:
-        raise UserError(
-            f"data.val_fraction {fraction} of {num} samples is {num_chosen} samples",
-            "give more samples, or another --data.val_fraction",
-        )
+    num_chosen = part_size(len(classes), fraction)
     if kind == "random":
-        return seeded_order(num, seed)[:num_chosen]
+        return seeded_order(len(classes), seed)[:num_chosen]
     from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
 
     if kind == "stratified":

@@ -55,7 +55,8 @@ def test_each_sample_is_in_one_fold_and_the_folds_are_stratified() -> None:
         assert len(val) == round(0.2 * (53 - len(test)))
         tested.append(test)
     check_folds(tested)
-    check_folds([split["test"].dataset.indices for split in folds(3, Unread(TARGETS))])
+    parts = [splits["test"].index.tolist() for splits in folds(3, Unread(TARGETS))]
+    check_folds(parts)
     unknown = folds(3, Unread(None))
     assert sum(len(splits["test"]) for splits in unknown) == 53
     without = folds(val_fraction=0)[1]

@@ -1,8 +1,15 @@
+import tracemalloc
 from itertools import chain
 
 import numpy as np
 import pytest
+import torch
+from attached import attach, inputs_of
+from given import Given
+from torch.utils.data import Dataset
 
+from lightbase.config.errors import UserError
+from lightbase.data import module as module_file
 from lightbase.data import sampler as sampler_file
 from lightbase.data.loader import ResumableLoader
 from lightbase.data.sampler import EpochBatchSampler, permuted
@@ -110,3 +117,63 @@ def test_a_billion_samples_take_no_memory():
     first = next(iter(sampler))
     assert len({*first}) == 256
     assert max(first) > 5e8
+
+
+class Numbers(Dataset):
+    """The numbers from 0 to num - 1, also as targets."""
+
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, index):
+        return torch.tensor([index]), index
+
+
+def test_the_validation_part_of_a_billion_samples_takes_no_memory():
+    tracemalloc.start()
+    data = attach(Given(Numbers(10**9), Numbers(10), val_fraction=0.001))
+    inputs, _ = next(iter(data.train_dataloader()))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert [len(data.splits[name]) for name in ("train", "val")] == [999e6, 1e6]
+    assert len({*inputs.flatten().tolist()}) == 8
+
+
+def test_parts_that_are_computed_share_no_sample(monkeypatch):
+    def parts(seed, data=None):
+        if data is None:
+            data = Given(Numbers(1000), Numbers(10), split_seed=seed)
+        attach(data)
+        loaders = data.val_dataloader(), data.train_dataloader()
+        return [chain(*inputs_of(loader)) for loader in loaders]
+
+    def numbers(seed, data=None):
+        return [{*part} for part in parts(seed, data)]
+
+    listed = numbers(1)
+    state = attach(Given(Numbers(1000), Numbers(10), split_seed=1)).state_dict()
+    monkeypatch.setattr(module_file, "LARGE", 1000)
+    val, train = numbers(1)
+    assert (len(val), len(train)) == (200, 800)
+    assert val | train == {*range(1000)}
+    assert numbers(1) == [val, train]
+    assert val not in (numbers(2)[0], listed[0])
+    # version 0.4 had lists
+    del state["lists_parts"]
+    old = Given(Numbers(1000), Numbers(10), split_seed=1)
+    old.load_state_dict(state)
+    assert numbers(1, old) == listed
+    assert old.state_dict()["lists_parts"]
+
+
+def test_a_resume_with_another_seed_of_the_computed_part_is_refused(monkeypatch):
+    monkeypatch.setattr(module_file, "LARGE", 1000)
+    state = attach(Given(Numbers(1000), Numbers(10), split_seed=1)).state_dict()
+    other = Given(Numbers(1000), Numbers(10), split_seed=2)
+    other.load_state_dict(state)
+    with pytest.raises(UserError, match="other chosen val samples"):
+        attach(other)
