@@ -24,6 +24,7 @@ from lightbase.compat import (
 )
 from lightbase.config.errors import UserError, say
 from lightbase.run.checkpoint import RunCheckpoint
+from lightbase.run.record import recorder_of
 from lightbase.run.signals import SIGNALS
 from lightbase.run.state import can_resume
 
@@ -126,6 +127,7 @@ class BetweenSteps(Callback):
             )
         else:
             last.save_if_possible(trainer)
+            recorder_of(trainer).write_progress(trainer)
 
     def stop_if_received(self, trainer: Trainer) -> bool:
         """Raise SIGTERMException if any process got a signal. Lightning saves the state

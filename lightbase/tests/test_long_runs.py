@@ -83,6 +83,24 @@ def test_a_run_that_is_killed_in_its_first_epoch_loses_what_came_after_last_ckpt
     assert curves(folder) == curves(whole)
 
 
+class ReadsProgress(Callback):
+    """Notes the steps in progress.json before each batch but the first."""
+
+    steps: list[int] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx:
+            self.steps.append(progress(Path(trainer.log_dir))["steps"])
+
+
+def test_progress_json_follows_last_ckpt_within_an_epoch(train):
+    ReadsProgress.steps.clear()
+    train(f"--trainer.callbacks {HERE}.ReadsProgress --trainer.max_epochs 1", ALWAYS)
+    num = len(ReadsProgress.steps)
+    assert num > 3
+    assert ReadsProgress.steps == [*range(1, num + 1)]
+
+
 def test_zero_minutes_leave_last_ckpt_to_the_end_of_the_epoch(
     train, tmp_path, monkeypatch
 ):
