@@ -43,6 +43,7 @@ from lightbase.commands.train import parse, train_parsed
 from lightbase.compat import quiet_lightning
 from lightbase.run.devices import cpu_threads
 from lightbase.watch.environment import describe_environment
+from lightbase.watch.log import LogFile
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 EXPERIMENTS = {
@@ -221,14 +222,14 @@ def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     if device().type == "cuda":
         spec.config.cuda_graphs = False
     spec.trainer["callbacks"] = [clock]
-    train_parsed(spec, model, data)
+    train_parsed(spec, model, data, LogFile())
 
 
 def ours_graphs(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train with CUDA graphs, or print why not."""
     spec.config.cuda_graphs = True
     spec.trainer["callbacks"] = [clock]
-    train_parsed(spec, model, data)
+    train_parsed(spec, model, data, LogFile())
 
 
 def train_by_hand(

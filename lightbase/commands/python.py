@@ -33,6 +33,7 @@ from lightbase.setup.build import begin, instantiate
 from lightbase.setup.load import load_run, read_checkpoint, restore
 from lightbase.setup.resume import find_restart, load_restart, resumed_spec
 from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.log import copied_output
 
 
 def load(
@@ -102,7 +103,7 @@ def train(
     if isinstance(test, bool):
         flags["test"] = parts.pop("test")
     parts = {split: parts[split] for split in parts if parts[split] is not None}
-    with python_errors(way_out):
+    with python_errors(way_out), copied_output() as log:
         has_samples = not is_yaml and not isinstance(data, LightningDataModule)
         if not has_samples and parts.keys() - {"train"}:
             raise UserError("val and test belong to arrays: a data module has its own")
@@ -112,7 +113,7 @@ def train(
             spec.trainer |= objects
         else:
             spec, data = of_objects(model, parts, flags)
-        metrics = command.train_parsed(spec, model, data)
+        metrics = command.train_parsed(spec, model, data, log)
         best = best_checkpoint(model.trainer)
         if best:
             restore(read_checkpoint(best), model, data, best)  # as a test does

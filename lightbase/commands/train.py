@@ -1,11 +1,13 @@
 """Train a network: from the command line to the test result.
 
-`run` parses the flags and builds the model and the data (`parse`), then trains and
-tests them (`train_parsed`). sweep.py, tune.py and commands/python.py call these parts.
+`train_flags` parses the flags and builds the model and the data (`parse`), then trains
+and tests them (`train_parsed`). sweep.py, tune.py and commands/python.py call these
+functions.
 `make_extras` lists the callbacks that only watch: one that is deleted loses its lines
 here, and nothing else changes.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +47,7 @@ from lightbase.watch.device_monitor import DeviceMonitor, busy_shares
 from lightbase.watch.dry_run import dry_run
 from lightbase.watch.environment import EnvironmentFile
 from lightbase.watch.figures import PredictionFigures
+from lightbase.watch.log import LogFile, copied_output
 from lightbase.watch.loggers import LoggedSettings, open_loggers
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
 from lightbase.watch.step_timer import StepTimer, advice
@@ -67,9 +70,9 @@ def run(args: Sequence[str]) -> dict[str, Any]:
     imports this module and calls this function."""
     quiet_lightning()
     seeds, has_own_splits, others = split_seeds(args)
-    spec, model, data = parse(others)
     if not seeds:
-        return train_parsed(spec, model, data)
+        return train_flags(others)
+    spec, _, _ = parse(others)
     check_one_device(spec.config.trainer)
     if spec.config.trainer.fast_dev_run or spec.checkpoint:
         raise UserError(
@@ -83,8 +86,14 @@ def run(args: Sequence[str]) -> dict[str, Any]:
         others,
         seeds,
         has_own_splits,
-        lambda words: train_parsed(*parse(words)),
+        train_flags,
     )
+
+
+def train_flags(args: Sequence[str]) -> dict[str, Any]:
+    """Parse the flags, then train and test. Return the content of metrics.json."""
+    with copied_output() as log:
+        return train_parsed(*parse(args), log)
 
 
 def parse(args: Sequence[str]) -> Loaded:
@@ -133,16 +142,19 @@ def say_default() -> None:
 
 
 def train_parsed(
-    spec: RunSpec, model: LightningModule, data: LightningDataModule
+    spec: RunSpec, model: LightningModule, data: LightningDataModule, log: LogFile
 ) -> dict[str, Any]:
     """Train and test what `parse` has returned, with all extras. Return the content of
-    metrics.json. If the step timer has a finding about the speed, print it as
-    advice."""
+    metrics.json. If the step timer has a finding about the speed, print it as advice.
+
+    log: Begins when the run has a folder.
+    """
+    loggers = functools.partial(open_loggers, log)
     register_strategies()
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
         metrics, trainer = fit.train(
-            spec, model, data, dry_run, open_loggers, make_extras(spec)
+            spec, model, data, dry_run, loggers, make_extras(spec)
         )
         text = advice(trainer, busy_shares(trainer))
     if text:

@@ -31,7 +31,7 @@ from lightning import Callback
 from numpy.random import SeedSequence
 
 from lightbase.commands.seeds import spread
-from lightbase.commands.train import parse, train_parsed
+from lightbase.commands.train import parse, train_flags
 from lightbase.compare.runs import print_table, short_text
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, first_line, say
@@ -94,7 +94,7 @@ Flags = list[str]  # of train.py
 
 
 def train_run(args: Flags) -> None:
-    train_parsed(*parse(args))
+    train_flags(args)
 
 
 @dataclass

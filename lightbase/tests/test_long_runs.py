@@ -229,6 +229,7 @@ def test_what_is_left_of_a_run_that_failed_in_its_first_epoch(
         assert text in texts
     assert any(text.endswith("begun and ended") for text in texts)
     assert any(text.startswith("Traceback") for text in texts)
+    assert texts[0].startswith("Data: ")
     assert "to stderr" in capsys.readouterr().err
     root = ["--trainer.default_root_dir", str(tmp_path)]
     script("runs").main(root)
@@ -241,6 +242,7 @@ def test_what_is_left_of_a_run_that_failed_in_its_first_epoch(
     assert "failed" not in progress(folder)
     both = (folder / "log.txt").read_text()
     assert both.startswith(log)
+    assert both[len(log) + 20 :].startswith(f"{folder} was stopped before")
     assert f"Run folder: {folder}\n" in both
     capsys.readouterr()
     script("runs").main(root)
@@ -281,18 +283,20 @@ def test_a_run_within_a_run_leaves_its_log_whole(train, tmp_path):
     assert str(outer) not in (inner / "log.txt").read_text()
 
 
-def test_what_a_progress_bar_draws_again_is_not_in_the_log(tmp_path):
-    log = LogFile(tmp_path / "log.txt")
+def test_what_a_progress_bar_draws_again_is_not_in_the_log(tmp_path, capsys):
+    log = LogFile()
+    log.add("zero\n")
+    log.path = tmp_path / "log.txt"
     shown = []
     for text in ("one", "\r 50 %", " line\n", "\r      \r", "two\nthree\nfour"):
         log.copy(shown.append, text)
     assert "".join(shown) == "one\r 50 % line\n\r      \rtwo\nthree\nfour"
     lines = log.path.read_text().splitlines()
-    assert [line[20:] for line in lines] == ["one line", "two", "three"]
+    assert [line[20:] for line in lines] == ["zero", "one line", "two", "three"]
     log.path = tmp_path  # a folder cannot be written, as a full disk
     log.add("five\n")
-    assert log.path is None
-    log.add("six\n")  # nothing is tried again
+    log.add("six\n")
+    assert capsys.readouterr().out.count("log.txt cannot be written") == 1
 
 
 class Growing(BaseDataModule):

@@ -28,7 +28,7 @@ from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entrie
 from lightbase.config.yaml_files import WITHOUT_EFFECT, flatten
 from lightbase.model.curves import run_folder
 from lightbase.run.folder import LockedFolder, root_folder
-from lightbase.watch.log import copied_output
+from lightbase.watch.log import LogFile
 
 TENSORBOARD = Namespace(class_path="lightning.pytorch.loggers.TensorBoardLogger")
 """The logger of a run whose config names none."""
@@ -51,20 +51,22 @@ class RunTensorBoard(TensorBoardLogger):
 
 
 @contextmanager
-def open_loggers(spec: RunSpec, run: LockedFolder | None) -> Iterator[list[Logger]]:
-    """Within this context, the loggers of a run are open, and log.txt gets what is
-    printed. At its end, the run at W&B ends, with status 1 after an error. Otherwise
-    the next run of the same process would continue it."""
+def open_loggers(
+    log: LogFile, spec: RunSpec, run: LockedFolder | None
+) -> Iterator[list[Logger]]:
+    """Within this context, the loggers of a run are open. log.txt begins. At the end,
+    the run at W&B ends, with status 1 after an error. Otherwise the next run of the
+    same process would continue it."""
+    log.begin(run)
     loggers = make_loggers(spec, run)
     status = 1
-    with copied_output(run):
-        try:
-            yield loggers
-            status = 0
-        finally:
-            for logger in loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.experiment.finish(status)
+    try:
+        yield loggers
+        status = 0
+    finally:
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(status)
 
 
 class LoggedSettings(Callback):
