@@ -40,6 +40,7 @@ from lightbase.run.folder import (
     logs_folder_of,
     newest_version,
     run_of_torchrun,
+    torchrun_id,
 )
 from lightbase.run.state import note_on_state
 from lightbase.setup.load import (
@@ -192,15 +193,23 @@ def is_newest(path: Path, checkpoint: dict[str, Any]) -> bool:
 
 
 def restarted_run(line: CommandLine) -> Path | None:
-    """Return the run that this command continues without --ckpt_path: torchrun has
-    started the command again, because a process had ended, and the run is not complete.
+    """Return the run that this command continues without --ckpt_path, or None.
+    torchrun has started it again, because a process had ended.
+
+    Machines that have lost no process, and new machines, count no restart. So a run
+    with a last.ckpt belongs to its --rdzv-id until it is complete. Without --rdzv-id,
+    torchrun's id is "none".
     """
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if torchrun_id() == "":
         return None
     run = run_of_torchrun(newest_run(line).parent)
-    if run and (run / "metrics.json").exists():
+    if run is None or (run / "metrics.json").exists():
         return None
-    return run
+    has_id = torchrun_id() != "none"
+    # a process that starts late may find the folder that the first one has just made
+    is_known = has_id and (run / "checkpoints" / "last.ckpt").exists()
+    has_count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return run if is_known or has_count else None
 
 
 def newest_run(line: CommandLine) -> Path:

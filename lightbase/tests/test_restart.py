@@ -1,6 +1,7 @@
 """A resume keeps the run's own config. It may change the length, the machine and what
 only watches."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from written import checkpoint, checkpoint_file, curves, equal, weights
 
 from lightbase.commands.train import main
 from lightbase.run import folder
+from lightbase.setup import resume
 from lightbase.watch import environment
 
 
@@ -105,13 +107,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
     assert curves(newest) == points, "each point once"
 
 
+def begin_job(monkeypatch, job):
+    """Begin a job of torchrun. Lightning does not see it."""
+    for module in (folder, environment, resume):
+        monkeypatch.setattr(module, "torchrun_id", lambda: job)
+
+
 def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):
     runs = [tmp_path / "tiny" / f"version_{i}" for i in range(3)]
-
-    def begin(job: str) -> None:
-        for module in (folder, environment):
-            monkeypatch.setattr(module, "torchrun_id", lambda: job)
-
+    begin = functools.partial(begin_job, monkeypatch)
     for run, job in zip(runs, ("7", "8"), strict=False):  # two jobs with one name
         begin(job)
         train("--trainer.max_epochs", 1)
@@ -123,3 +127,20 @@ def test_a_restart_of_torchrun_goes_on_in_its_run(train, tmp_path, monkeypatch):
     assert not runs[2].exists()
     train("--trainer.max_epochs", 1)  # the run of the job is complete
     assert runs[2].exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "has_last", "continues"),
+    [("7", True, True), ("7", False, False), ("none", True, False)],
+)
+def test_a_machine_without_a_restart_of_its_own_finds_the_run_of_its_job(
+    train, tmp_path, monkeypatch, job, has_last, continues
+):
+    begin_job(monkeypatch, job)
+    train("--trainer.max_epochs", 1)
+    run = tmp_path / "tiny" / "version_0"
+    (run / "metrics.json").unlink()  # as if a process had been killed
+    if not has_last:
+        (run / "checkpoints" / "last.ckpt").unlink()
+    assert train("--trainer.max_epochs", 2)["epochs"] == 2
+    assert (run / "metrics.json").exists() == continues
