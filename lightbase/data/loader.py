@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import itemgetter
@@ -28,6 +28,7 @@ from torch.utils.data import (
     IterableDataset,
     TensorDataset,
     default_collate,
+    get_worker_info,
 )
 
 from lightbase.config.errors import UserError, say
@@ -131,9 +132,10 @@ class TensorBatches(Dataset[Batch]):
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Within this context, let the global generators of torch (on the CPU), Python and
-    numpy begin at this seed, in [0, 2**63). Afterwards they get their old state back.
-    """
-    with isolate_rng(include_cuda=False):
+    numpy begin at this seed, in [0, 2**63). Afterwards they get their old state back,
+    except in a worker process, where nothing else draws numbers."""
+    is_worker = get_worker_info() is not None
+    with nullcontext() if is_worker else isolate_rng(include_cuda=False):
         # torch.manual_seed would seed the GPUs, too
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
@@ -424,7 +426,7 @@ def share_from_worker(batch: Any) -> Any:
     If that memory is full, it raises an error here. Otherwise torch would move them
     later, in a thread: it would lose the batch, and the training would wait for ever.
     """
-    if torch.utils.data.get_worker_info():
+    if get_worker_info():
         map_tensors(Tensor.share_memory_, batch)
     return batch
 
