@@ -147,6 +147,7 @@ LENGTHS = [
     "--trainer.gradient_clip_val 0.1 --model.optimizer SGD --model.optimizer_args.momentum 0.9",
     '--model.parameter_groups {"norms_and_biases":{"lr":0.001}} --trainer.reload_dataloaders_every_n_epochs 1',
     "--trainer.overfit_batches 5 --trainer.max_epochs 3",
+    f"--trainer.callbacks {HERE}.Pulls --trainer.callbacks+ {HERE}.Drops",
 ]
 
 
