@@ -18,6 +18,7 @@ class Lookahead(Callback):
     averages: The tensors by name, on the device of the weights.
     """
 
+    acts_every_n_steps = 5  # so batches may be trained in turns
     averages: Any = {}
 
     def state_dict(self) -> Any:
@@ -42,10 +43,10 @@ class Lookahead(Callback):
         if is_waiting and not trainer.is_last_batch:
             return  # the gradients of more batches are added before the next step
         progress = trainer.global_step / trainer.estimated_stepping_batches
-        decay = 0.95**5 * progress**3
+        decay = 0.95**self.acts_every_n_steps * progress**3
         if progress >= 1:
             decay = 1
-        elif trainer.global_step % 5:
+        elif trainer.global_step % self.acts_every_n_steps:
             return
         state = pl_module.state_dict()
         for name, average in self.averages.items():

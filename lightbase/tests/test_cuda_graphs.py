@@ -147,6 +147,7 @@ LENGTHS = [
     "--trainer.gradient_clip_val 0.1 --model.optimizer SGD --model.optimizer_args.momentum 0.9",
     '--model.parameter_groups {"norms_and_biases":{"lr":0.001}} --trainer.reload_dataloaders_every_n_epochs 1',
     "--trainer.overfit_batches 5 --trainer.max_epochs 3",
+    f"--trainer.callbacks {HERE}.Pulls --trainer.callbacks+ {HERE}.Drops",
 ]
 
 
@@ -215,12 +216,117 @@ class Sees(Callback):
         self.batches.append((i, len(batch[0])))
 
 
-def test_a_callback_sees_each_batch(train, turns, capsys, monkeypatch):
+class SeesStarts(Callback):
+    """Its on_train_batch_start is called for each batch, whatever it says."""
+
+    acts_every_n_steps = 5
+
+    def on_train_batch_start(self, _: Any, __: Any, batch: Any, i: int) -> None:
+        Sees.batches.append((i, len(batch[0])))
+
+
+class SeesOften(Sees):
+    acts_every_n_steps = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"), [("Sees", "end"), ("SeesOften", "end"), ("SeesStarts", "start")]
+)
+def test_a_callback_sees_each_batch(train, turns, capsys, monkeypatch, name, hook):
     monkeypatch.setattr(Sees, "batches", [])
-    train(f"--trainer.callbacks {HERE}.Sees --cuda_graphs true")
+    train(f"--trainer.callbacks {HERE}.{name} --cuda_graphs true")
     assert [(i, 16) for _ in range(2) for i in range(19)] == Sees.batches
     assert not turns
-    assert f"{LINE}on_train_batch_end of Sees" in capsys.readouterr().out
+    assert f"{LINE}on_train_batch_{hook} of {name}" in capsys.readouterr().out
+
+
+class Pulls(Callback):
+    """Pulls the weights to their average at each fifth step and at the last one."""
+
+    acts_every_n_steps = 5
+    calls: list[Any] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.averages = [x.detach().clone() for x in pl_module.parameters()]
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step % 5 and step < trainer.estimated_stepping_batches:
+            return
+        loss = outputs["loss"].item()
+        self.calls.append((step, batch_idx, trainer.is_last_batch, loss))
+        for weight, average in zip(pl_module.parameters(), self.averages, strict=True):
+            average.lerp_(weight.detach(), 0.3)
+            weight.detach().copy_(average)
+
+
+@pytest.mark.parametrize("way", ["turns", "replays"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--trainer.log_every_n_steps 1000",
+        "--trainer.log_every_n_steps 7 --trainer.max_steps 33",
+        "--trainer.val_check_interval 8 --trainer.deterministic true",
+    ],
+)
+def test_a_turn_ends_where_a_callback_acts(
+    train, tmp_path, request, monkeypatch, turns, way, flags
+):
+    flags = f"{NOISY} {flags} --trainer.callbacks {HERE}.Pulls"
+    monkeypatch.setattr(Pulls, "calls", [])
+    train(flags, ORDINARY, "--name ordinary")
+    expected = Pulls.calls
+    last = 33 if "max_steps" in flags else 38
+    assert [x[0] for x in expected] == [*range(5, last, 5), last]
+    if way == "replays":
+        request.getfixturevalue("emulated")
+    monkeypatch.setattr(Pulls, "calls", [])
+    train(flags)
+    assert Pulls.calls == expected
+    assert max(turns) > 1
+    assert (Emulated.num_replayed > 10) == (way == "replays")
+    assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
+
+
+class Drops(Callback):
+    """Drops the gradient of a bias after the first epoch."""
+
+    is_recordable = True
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, _: Any) -> None:
+        if trainer.current_epoch:
+            pl_module.net.layers[0].bias.grad = None
+
+
+class DropsUndeclared(Drops):
+    is_recordable = False
+
+
+class Freezes(Callback):
+    """Freezes a bias within an epoch."""
+
+    acts_every_n_steps = 5
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == 10:
+            pl_module.net.layers[0].bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_recorded"), [("Drops", 2), ("DropsUndeclared", 0), ("Freezes", 3)]
+)
+def test_a_recording_has_the_hooks_of_its_epoch(
+    train, tmp_path, capsys, emulated, name, num_recorded
+):
+    flags = f"{NOISY} --trainer.callbacks {HERE}.{name} --trainer.deterministic true"
+    train(flags, ORDINARY, "--name ordinary")
+    train(flags, "--cuda_graphs true")
+    assert Emulated.num_recorded == num_recorded
+    line = f"{LINE}on_before_optimizer_step of {name}"
+    assert (line in capsys.readouterr().out) == (not num_recorded)
+    assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
 
 class Step(Classifier):

@@ -65,16 +65,15 @@ NUMBER_METHODS = (
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-true")
 
-TURN_HOOKS = ("on_train_batch_start", "on_train_batch_end")
-"""Lightning calls these once a turn."""
-
 STEP_HOOKS = (
     "on_before_zero_grad",
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
 )
-"""A replay calls none of these, nor those of OWN_STEP."""
+"""A replay calls none of these, nor those of OWN_STEP. With `is_recordable = True` a
+callback promises that they do the same to tensors on the GPU in each step of an epoch,
+and nothing else. Then they are recorded with the step."""
 
 OWN_STEP = (
     "backward",
@@ -252,6 +251,7 @@ class CudaGraphs(Callback):
     key: Any = None
     num_warm = 0
     num_needed = NUM_WARM
+    acting: Any = ()  # callbacks that need some steps only
     # a test on the CPU has others
     make_graph: Callable[..., Any] = Graph
     rate_type = torch.float32
@@ -277,6 +277,10 @@ class CudaGraphs(Callback):
         self.to_device = trainer.strategy.batch_to_device
         trainer.strategy.batch_to_device = self.batch_to_device
         call_before_fetch(trainer, self.choose_turn)
+        self.acting = acting_at_intervals(trainer.callbacks)
+        for callback in self.acting:
+            hook = functools.partial(end_turn, callback.on_train_batch_end)
+            vars(callback)["on_train_batch_end"] = hook
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Let go of the memory on the GPU: a test may follow."""
@@ -309,9 +313,9 @@ class CudaGraphs(Callback):
         return self.to_device(batch, *args, **options)
 
     def choose_turn(self) -> None:
-        """Let the next turn reach to the next log step, the next validation or the end,
-        as far as the loader can give as many batches. Lightning calls this before it
-        fetches a batch."""
+        """Let the next turn reach to the next log step, the next validation, the next
+        step at which a callback acts, or the end, as far as the loader can give as many
+        batches. Lightning calls this before it fetches a batch."""
         trainer = self.trainer
         is_ordinary = not self.has_turns or trainer.accumulate_grad_batches != 1
         # the user may make another loader in a later epoch
@@ -321,6 +325,9 @@ class CudaGraphs(Callback):
         ready = batch_index(trainer) + 1
         lengths = [trainer.train_dataloader.num_at_once]
         lengths.append(trainer.num_training_batches - ready)
+        for callback in self.acting:
+            every = callback.acts_every_n_steps
+            lengths.append(every - trainer.global_step % every)
         if trainer.max_steps >= 0:
             lengths.append(trainer.max_steps - trainer.global_step)
         if every := trainer.log_every_n_steps:
@@ -689,6 +696,26 @@ def overridden(hooks: tuple[str, ...], owners: Any) -> Iterator[str]:
                 yield f"{hook} of {type(owner).__name__}"
 
 
+def acting_at_intervals(callbacks: list[Callback]) -> list[Any]:
+    """Return the callbacks whose on_train_batch_end need not see each batch.
+
+    With the attribute `acts_every_n_steps` a callback promises that this hook has no
+    effect except where `trainer.global_step` is a multiple of it, and after the last
+    step of the training.
+    """
+    return [x for x in callbacks if getattr(x, "acts_every_n_steps", 1) > 1]
+
+
+def end_turn(
+    hook: Any, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int
+) -> None:
+    """Call an on_train_batch_end as after the last batch of a turn, but without the
+    batch: Lightning has the whole turn."""
+    if isinstance(batch, Turn):
+        batch_idx, batch = batch_idx + batch.num - 1, None
+    hook(trainer, model, outputs, batch, batch_idx)
+
+
 def against_turns(trainer: Any) -> Iterator[str]:
     """Yield why Lightning's loop has to turn once for each batch."""
     model, loader = trainer.lightning_module, trainer.train_dataloader
@@ -709,7 +736,10 @@ def against_turns(trainer: Any) -> Iterator[str]:
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step" and config.reduce_on_plateau:
             yield "ReduceLROnPlateau by steps"
-    yield from overridden(TURN_HOOKS, (*trainer.callbacks, model))
+    yield from overridden(("on_train_batch_start",), (*trainer.callbacks, model))
+    acting = acting_at_intervals(trainer.callbacks)
+    others = (x for x in (*trainer.callbacks, model) if x not in acting)
+    yield from overridden(("on_train_batch_end",), others)
     yield from overridden(("on_before_batch_transfer",), (model, trainer.datamodule))
 
 
@@ -732,4 +762,5 @@ def against_graphs(trainer: Any) -> Iterator[str]:
         if config.interval == "step" and getattr(config.scheduler, "cycle_momentum", 0):
             yield f"{type(config.scheduler).__name__} changes the momentum in each step"
     yield from overridden((*STEP_HOOKS, *OWN_STEP), (model,))
-    yield from overridden(STEP_HOOKS, trainer.callbacks)
+    others = [x for x in trainer.callbacks if not getattr(x, "is_recordable", False)]
+    yield from overridden(STEP_HOOKS, others)

@@ -194,6 +194,8 @@ class WhitenFirstLayer(Callback):
             The default is to train it in all epochs.
     """
 
+    is_recordable = True  # in a CUDA graph, which is of one epoch
+
     def __init__(
         self, num_images: PositiveInt = 1000, bias_epochs: PositiveInt | None = None
     ) -> None:
