@@ -42,6 +42,10 @@ def test_a_step_exchanges_gradients_and_nothing_else(count):
         for phases in found.values()
     ]
     assert names[0] == names[1]
+    page = text_of("docs/scale.md")
+    del names[0]["the other steps together"]
+    for phase, calls in names[0].items():
+        assert f"\n| {phase} | {len(calls)} | " in page
 
 
 def test_a_stream_asks_before_each_batch_whether_all_have_one(count):
