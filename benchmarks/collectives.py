@@ -26,6 +26,7 @@ from lightbase.commands.flags import Parser
 from lightbase.commands.train import parse, train_parsed
 from lightbase.compat import quiet_lightning
 from lightbase.data.tensors import tensors_in
+from lightbase.watch.log import LogFile
 
 FLAGS = (
     "--config configs/small_net.yaml --trainer.accelerator cpu --trainer.max_epochs 1 "
@@ -92,7 +93,7 @@ def record(*flags: str) -> None:
         on_train_end=partial(counter.begin, "the test and the end"),
     )
     with counter:
-        train_parsed(spec, model, data)
+        train_parsed(spec, model, data, LogFile())
     if rank == "0":
         print(json.dumps(counter.found))
 
