@@ -79,18 +79,18 @@ def load_shards(content: Any, path: Path, empty: Any = torch.empty) -> Any:
             shards[name] = empty(value.shape, dtype=value.dtype)
             filled[id(value)] = shards[name]
     folder = shards_of(path) / str(content["shards"])
-    way_out = "a checkpoint and its folder .shards belong together: copy both"
+    reader = dcp.HuggingFaceStorageReader(str(folder))
     try:
-        dcp.load(
-            shards,
-            storage_reader=dcp.HuggingFaceStorageReader(str(folder)),
-            no_dist=True,
-        )
-    except dcp.CheckpointException as error:
-        (failure, _), *_ = error.failures.values()
-        raise UserError(f"{folder} cannot be read: {failure}", way_out) from failure
+        reader.read_metadata()  # of its error, `load` would log a traceback
+        dcp.load(shards, storage_reader=reader, no_dist=True)
+    except (Exception, dcp.CheckpointException) as error:
+        # safetensors' errors have no other base class
+        raise UserError(
+            f"{folder} cannot be read: {str(error).splitlines()[-1]}",
+            "a checkpoint and its folder .shards belong together: copy both",
+        ) from error
     if byte_sums(shards) != content["shard_sums"]:
-        raise UserError(f"{folder} is damaged or incomplete", way_out)
+        raise UserError(f"{folder} is damaged or incomplete")
     return map_tensors(lambda x: filled.get(id(x), x), content)
 
 

@@ -330,10 +330,12 @@ def fingerprints(state: dict[str, Any]) -> dict[str, Tensor]:
     state: Parameters of lazy modules have no values before the first batch, and are
         left out.
     """
-    tensors = {}
-    for name, value in state.items():
-        if not isinstance(value, Tensor) or is_lazy(value):
-            continue
-        if value.is_floating_point():
-            tensors[name] = value
-    return byte_sums(tensors)
+    return byte_sums(
+        {
+            name: value
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+            and not is_lazy(value)
+            and value.is_floating_point()
+        }
+    )

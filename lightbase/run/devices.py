@@ -315,8 +315,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Return a checkpoint, and put its tensors into model and optimizers, as
         Lightning does. If it has shards, each process reads its own."""
         path = Path(checkpoint_path)
-        mesh = self.device_mesh["data_parallel"]
-        empty_shards = functools.partial(empty, device_mesh=mesh, placements=[Shard(0)])
+        empty_shards = functools.partial(
+            empty,
+            device_mesh=self.device_mesh["data_parallel"],
+            placements=[Shard(0)],
+        )
         checkpoint = load_shards(load_checked(path), path, empty_shards)
         if "shards" in checkpoint:
             strict = self.lightning_module.strict_loading  # type: ignore[union-attr]
@@ -342,8 +345,9 @@ class ShardedCheckpoints(FullyShardedStrategy):
     def save_checkpoint(
         self, checkpoint: Any, filepath: Any, storage_options: Any = None
     ) -> None:
-        now = self.broadcast(time.time_ns())
-        checkpoint = save_shards(checkpoint, Path(filepath), now)
+        checkpoint = save_shards(
+            checkpoint, Path(filepath), self.broadcast(time.time_ns())
+        )
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
 

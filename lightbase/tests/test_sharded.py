@@ -178,6 +178,12 @@ def test_sharded_checkpoints_hold_what_whole_ones_do(tmp_path, capsys):
     assert names == {name for name in whole if name.startswith("net.")}
     assert equal(state(folder), whole)
     assert written_shards(folder) == COMPLETE
+    for number in (1, 2):
+        lost = next(last.with_suffix(".shards").rglob(f"shard-0000{number}*"))
+        kept = lost.rename(tmp_path / "lost")
+        with pytest.raises(UserError, match=r"cannot be read|is damaged or incomplete"):
+            state(folder)
+        kept.rename(lost)
     # the other strategy goes on from both kinds
     for name, strategy in {"whole": "fsdp2_sharded", "shards": "fsdp2"}.items():
         flags = f"--ckpt_path last --trainer.max_epochs 3 --trainer.strategy {strategy}"
@@ -282,7 +288,7 @@ def test_the_content_of_a_sharded_file(saved, weight):
     assert not [*saved.with_suffix(".shards").iterdir()]
 
 
-def test_a_folder_of_shards_that_is_not_as_it_was_written_is_refused(saved):
+def test_a_folder_of_shards_that_is_not_as_it_was_written_is_refused(saved, caplog):
     (file,) = saved.with_suffix(".shards").rglob("*.safetensors")
     content = bytearray(file.read_bytes())
     content[-2] ^= 1
@@ -298,6 +304,7 @@ def test_a_folder_of_shards_that_is_not_as_it_was_written_is_refused(saved):
         with pytest.raises(UserError, match=words) as error:
             AtomicCheckpointIO().load_checkpoint(saved)
         assert str(file.parent) in str(error.value)
+    assert not [x for x in caplog.records if x.exc_info]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(saved, weight, monkeypatch):
