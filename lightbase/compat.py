@@ -27,6 +27,7 @@ from lightning.pytorch.loops.progress import _OptimizationProgress
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 # Log lines of Lightning that are left out: advertisements, lines about devices (ours
 # say more), and lines of the tuner that stand in the table of tune.py. The hint about
@@ -46,7 +47,8 @@ LOG_LINES = (
 # a cluster, a run that resumes in its folder or without one of its callbacks, no test
 # data, a CPU beside a GPU, an array that must not be written (samples are only read;
 # torch has no tensors that cannot be written, its issue 44027), a driver or GPU that
-# is too old (our lines say so), Tensor Cores as above (from inductor of torch 2.11).
+# is too old (our lines say so), Tensor Cores as above (from inductor of torch 2.11),
+# shards that one process reads.
 # `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of ddp on
 # GPUs: Lightning sets it up on another stream (its issue 21567), and torch takes the
 # layouts of a 1 x 1 convolution for different ones (pytorch issue 157862).
@@ -58,6 +60,7 @@ WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated|"
     r"The given NumPy array is not writable|"
     r"GPU available but not used|TensorFloat32 tensor cores|"
+    r"torch.distributed is disabled, unavailable or uninitialized|"
     r"CUDA initialization: The NVIDIA driver|\s*Found GPU\d+ .* which is of compute|"
     r"The AccumulateGrad node's stream|"
     r"Grad strides do not match(.|\n)*grad.sizes\(\) = \[\d+, \d+, 1, 1\]"
@@ -456,6 +459,13 @@ def follow_until_averaged(callback: WeightAveraging, module: LightningModule) ->
     if average is not None and not average.n_averaged:
         average.update_parameters(module)
         average.n_averaged.zero_()
+
+
+def flattened(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the values in the dicts and lists of a checkpoint by the names that
+    torch.distributed.checkpoint gives them, such as "state_dict.net.0.weight". Torch
+    has no public function for this."""
+    return flatten_state_dict(checkpoint)[0]
 
 
 def round_as_eager() -> None:

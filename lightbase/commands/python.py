@@ -54,6 +54,7 @@ def load(
     Raise UserError for a file that is damaged, is somebody else's, or fits other
     classes.
     """
+    quiet_lightning()
     with python_errors():
         file = checkpoint_file(str(path), PROJECT.logs)
         if module is None:

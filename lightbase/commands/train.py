@@ -34,6 +34,7 @@ from lightbase.run import fit
 from lightbase.run.devices import (
     DataParallelStrategy,
     FullyShardedStrategy,
+    ShardedCheckpoints,
     check_one_device,
     cpu_threads,
 )
@@ -163,9 +164,11 @@ def train_parsed(
 
 
 def register_strategies() -> None:
-    """Let --trainer.strategy be dp or fsdp2. A second call has no effect."""
+    """Let --trainer.strategy be dp, fsdp2 or fsdp2_sharded. A second call has no
+    effect."""
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
     StrategyRegistry.register("fsdp2", FullyShardedStrategy, override=True)
+    StrategyRegistry.register("fsdp2_sharded", ShardedCheckpoints, override=True)
 
 
 def make_extras(spec: RunSpec) -> list[Callback]:

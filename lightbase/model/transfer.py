@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.spec import entries
 from lightbase.model.optim import matches, no_such_name
+from lightbase.model.shards import load_shards
 
 Table = dict[str, Tensor]
 
@@ -136,12 +137,11 @@ def shortened(names: Iterable[str]) -> str:
 def read_weights(file: Path) -> Any:
     """Return the content of a file of weights, of torch.save or of safetensors."""
     if file.suffix != ".safetensors" or not file.is_file():
-        return load_checked(
-            file,
-            "model.weights",
+        way_out = (
             "if you trust it, torch.save(net.state_dict(), FILE) makes one of the "
-            "weights",
+            "weights"
         )
+        return load_shards(load_checked(file, "model.weights", way_out), file)
     try:
         return importlib.import_module("safetensors.torch").load_file(file)
     except Exception as error:  # safetensors' errors have no other base class
@@ -183,7 +183,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
 
 def load_checked(path: Path, name: str = "checkpoint", way_out: str = "") -> Any:
     """Return the content of a file that torch.save has written, on the CPU. No code in
-    the file is run.
+    the file is run. Sharded tensors have no values, see `load_shards`.
 
     name: What messages call such a file.
     way_out: What the user can do if the file holds objects.

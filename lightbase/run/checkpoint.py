@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from lightbase.compat import follow_until_averaged
@@ -31,6 +29,7 @@ from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.files import as_text, write_whole
 from lightbase.config.spec import as_plain
 from lightbase.data.tensors import tensors_in, to_host
+from lightbase.model.shards import MAKE_ROOM, byte_sums, load_shards, remove_shards
 from lightbase.model.transfer import load_checked
 
 MAX_PINNED = 2**28
@@ -65,11 +64,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         buffer = io.BytesIO()
         torch.save(from_gpu(checkpoint), buffer)
         path.parent.mkdir(parents=True, exist_ok=True)
-        way_out = "make room, then start again, or continue with --ckpt_path last"
-        write_whole(path, buffer.getbuffer(), way_out)
+        write_whole(path, buffer.getbuffer(), MAKE_ROOM)
+        remove_shards(path, keep=checkpoint.get("shards"))
 
-    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        return load_checked(Path(path))  # type: ignore[no-any-return]
+    def remove_checkpoint(self, path: Any) -> None:
+        super().remove_checkpoint(path)
+        remove_shards(Path(path))
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> Any:
+        return load_shards(load_checked(Path(path)), Path(path))
 
 
 def from_gpu(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -301,13 +304,7 @@ class ValidatedWeights(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         self.step = trainer.global_step
-        state = pl_module.state_dict()
-        self.measured = fingerprints(state)
-        sharded = [name for name in self.measured if isinstance(state[name], DTensor)]
-        if sharded:
-            parts = torch.stack([self.measured[name] for name in sharded])
-            dist.all_reduce(parts)
-            self.measured |= dict(zip(sharded, parts, strict=True))
+        self.measured = fingerprints(pl_module.state_dict())
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError if the weights of a checkpoint differ from the weights that
@@ -315,6 +312,8 @@ class ValidatedWeights(Callback):
         if self.step != checkpoint["global_step"]:
             return
         saved = fingerprints(checkpoint["state_dict"])
+        for name, value in checkpoint.get("shard_sums", {}).items():
+            saved[name.removeprefix("state_dict.")] = value
         saved, measured = to_host((saved, self.measured))
         if any(saved[name] != measured[name] for name in saved.keys() & measured):
             raise UserError(
@@ -326,19 +325,17 @@ class ValidatedWeights(Callback):
 
 
 def fingerprints(state: dict[str, Any]) -> dict[str, Tensor]:
-    """Return {name: int64 ()}: the sum of all bytes, for each tensor of floating-point
-    numbers. Sums of integers are exact, so they do not depend on the layout in memory
-    or on the device. Nothing waits for a GPU.
+    """Return the `byte_sums` of the tensors of floating-point numbers in a state_dict.
 
-    state: A state_dict. Parameters of lazy modules have no values before the first
-        batch, and are left out. Of a DTensor, this is the sum of this rank's shard.
+    state: Parameters of lazy modules have no values before the first batch, and are
+        left out.
     """
-    sums = {}
-    for name, value in state.items():
-        if not isinstance(value, Tensor) or is_lazy(value):
-            continue
-        if value.is_floating_point():
-            if isinstance(value, DTensor):
-                value = value.to_local()
-            sums[name] = value.detach().flatten().view(torch.uint8).sum()
-    return sums
+    return byte_sums(
+        {
+            name: value
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+            and not is_lazy(value)
+            and value.is_floating_point()
+        }
+    )

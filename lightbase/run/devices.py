@@ -2,13 +2,16 @@
 
 `settle_devices` fills in the flags, and `check_devices` checks them.
 `DataParallelStrategy` splits each batch over the GPUs of a machine.
-`FullyShardedStrategy` divides the weights, too. docs/devices.md says when to use which.
+`FullyShardedStrategy` divides the weights, too, and `ShardedCheckpoints` the files.
+docs/devices.md says when to use which.
 """
 
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,16 +25,22 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import (
+    ModelParallelStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, empty
 from torch.nn.parallel import replicate
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from lightbase.compat import shard_over_all_processes
 from lightbase.config.errors import UserError, rank
 from lightbase.model.module import BaseModule
+from lightbase.model.shards import load_shards, save_shards
+from lightbase.model.transfer import load_checked
 
 
 def num_gpus() -> int:
@@ -301,6 +310,45 @@ class FullyShardedStrategy(ModelParallelStrategy):
                     f"{type(model).__name__} gives to fully_shard",
                     "call fully_shard for the module that holds it",
                 )
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> Any:
+        """Return a checkpoint, and put its tensors into model and optimizers, as
+        Lightning does. If it has shards, each process reads its own."""
+        path = Path(checkpoint_path)
+        empty_shards = functools.partial(
+            empty,
+            device_mesh=self.device_mesh["data_parallel"],
+            placements=[Shard(0)],
+        )
+        checkpoint = load_shards(load_checked(path), path, empty_shards)
+        if "shards" in checkpoint:
+            strict = self.lightning_module.strict_loading  # type: ignore[union-attr]
+            ParallelStrategy.load_model_state_dict(self, checkpoint, strict)
+            ParallelStrategy.load_optimizer_state_dict(self, checkpoint)
+        else:
+            super().load_checkpoint(path, weights_only)
+        return checkpoint
+
+
+class ShardedCheckpoints(FullyShardedStrategy):
+    """FSDP2 with checkpoints of which each process writes its own part, see
+    `lightbase.model.shards`. No process gathers whole tensors."""
+
+    # FullyShardedStrategy gathers them here
+    lightning_module_state_dict = ParallelStrategy.lightning_module_state_dict
+    optimizer_state = ParallelStrategy.optimizer_state
+
+    def __init__(self) -> None:
+        super().__init__()
+        import safetensors  # noqa: F401  the first checkpoint will need it
+
+    def save_checkpoint(
+        self, checkpoint: Any, filepath: Any, storage_options: Any = None
+    ) -> None:
+        checkpoint = save_shards(
+            checkpoint, Path(filepath), self.broadcast(time.time_ns())
+        )
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
 
 def check_strategy(strategy: Any) -> None:

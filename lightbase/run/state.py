@@ -45,7 +45,6 @@ from lightbase.model.optim import (
     length_argument,
     schedule_length,
 )
-from lightbase.model.transfer import load_checked
 from lightbase.run.devices import devices_of
 
 GENERATORS = (torch.Generator, np.random.Generator, random.Random)
@@ -350,8 +349,6 @@ class ResumedOptimizer(Callback):
         Lightning restores the states."""
         if trainer.state.fn != "fit":
             return
-        if "state_dict" not in checkpoint:  # a ModelParallelStrategy has taken it out
-            checkpoint = load_checked(Path(trainer.ckpt_path))
         optimizers = checkpoint["optimizer_states"]
         schedules = checkpoint["lr_schedulers"]
         # the states of an optimizer have no names, but the positions of the parameters

@@ -24,6 +24,7 @@ from lightbase.config.spec import (
 )
 from lightbase.config.yaml_files import REMOVED, flatten, renamed
 from lightbase.data.module import SPLIT_ARGUMENTS, BaseDataModule
+from lightbase.model.shards import load_shards
 from lightbase.model.transfer import load_checked, load_weights, read_weights
 from lightbase.run.state import note_on_state
 from lightbase.setup.build import build
@@ -37,7 +38,7 @@ SAVED = {"state_dict", "config", "package", "lightbase"}
 
 def read_checkpoint(path: Path) -> Values:
     """Return the content of a run's checkpoint, from version 0.3 on, with today's names
-    of classes. No code of the file is run."""
+    of classes, as `load_checked` does. No code of the file is run."""
     checkpoint = load_checked(path)
     if not entries(checkpoint).keys() >= SAVED:
         raise UserError(
@@ -104,6 +105,7 @@ def restore(
     path: Path,
 ) -> None:
     """Give the model its weights, and the data its state."""
+    checkpoint = load_shards(checkpoint, path)
     with noted(note_on_state(path)):
         model.on_load_checkpoint(checkpoint)  # as Lightning does
         load_state(checkpoint, model, path)

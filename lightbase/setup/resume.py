@@ -329,7 +329,8 @@ def load_restart(
     where the training continues.
 
     Lightning later reads the file again and restores model and optimizer. This comes
-    first, so that a mistake is found before the data is loaded.
+    first, so that a mistake is found before the data is loaded. Weights in a folder of
+    shards are left to Lightning: a process may not have room for all of them.
 
     Raises UserError if the weights, the state or the number of epochs does not fit.
     """
@@ -344,7 +345,8 @@ def load_restart(
             f"a new run can start with them: --model.weights {path}",
         )
     with noted(note_on_state(path)):
-        load_state(checkpoint, model, path)
+        if "shards" not in checkpoint:
+            load_state(checkpoint, model, path)
         num_trained = saved_epochs(checkpoint)["current"]["processed"]
         if max_epochs is not None and 0 <= max_epochs < num_trained:
             raise UserError(
