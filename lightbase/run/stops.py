@@ -94,7 +94,7 @@ class BetweenSteps(Callback):
         leave_out_signals(trainer)
         SIGNALS.install()
         SIGNALS.waits = stage == "fit"  # a test has nothing to save
-        self.stop_if_received(trainer)  # in the final epoch
+        self.exchange(trainer)  # in the final epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         call_between_steps(trainer, functools.partial(self.between_steps, trainer))
@@ -103,14 +103,14 @@ class BetweenSteps(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Stop after the checkpoints of the previous epoch."""
-        self.stop_if_received(trainer)
+        self.exchange(trainer)
 
     def between_steps(self, trainer: Trainer) -> None:
         """Stop or write last.ckpt between two optimizer steps, if the processes
         exchange here."""
         self.num_calls += 1  # of the steps before a validation there is none
         if trainer.world_size == 1 or self.num_calls % self.every_n_steps == 0:
-            is_due = self.stop_if_received(trainer)
+            is_due = self.exchange(trainer)
             if self.last and is_due:
                 self.save_if_exact(trainer, self.last)
 
@@ -129,7 +129,7 @@ class BetweenSteps(Callback):
             last.save_if_possible(trainer)
             recorder_of(trainer).write_progress(trainer)
 
-    def stop_if_received(self, trainer: Trainer) -> bool:
+    def exchange(self, trainer: Trainer) -> bool:
         """Raise SIGTERMException if any process got a signal. Lightning saves the state
         then. Otherwise return whether last.ckpt is due in any process. All processes
         have to call this function."""
