@@ -104,17 +104,6 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def gather_for_checkpoint(value: Any) -> Any:
-    """Return what `gather` does in the first process, which writes checkpoints, and
-    None in the others: with 1,024 processes, all their random states take 30 MB. All
-    processes must call this."""
-    if not dist.is_initialized():
-        return [value]
-    values = None if dist.get_rank() else [None] * dist.get_world_size()
-    dist.gather_object(value, values)
-    return values
-
-
 def num_steps(trainer: Any) -> int:
     """Return the number of steps so far, as the curves count them.
 
@@ -283,11 +272,10 @@ class Curves(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the two training accumulators in all processes, by rank,
-        and the learning rates. All processes must call this; the first one gets the
-        states."""
+        and the learning rates. All processes must call this."""
         return {
-            "train": gather_for_checkpoint(self.means["train"].state()),
-            "epoch": gather_for_checkpoint(self.means["epoch"].state()),
+            "train": gather(self.means["train"].state()),
+            "epoch": gather(self.means["epoch"].state()),
             "rates": {name: float(rate) for name, rate in self.rates.items()},
         }
 

@@ -37,7 +37,7 @@ from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
 from lightbase.data.loader import ResumableLoader
 from lightbase.data.stream import StreamLoader
-from lightbase.model.curves import gather_for_checkpoint
+from lightbase.model.curves import gather
 from lightbase.model.module import BaseModule, has_named_optimizer
 from lightbase.model.optim import (
     FUSED_ON,
@@ -79,13 +79,8 @@ class RandomState(Callback):
         self.gpus = [device for device in devices if device.type == "cuda"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all processes, by rank, in the first one, which writes
-        them. All processes call this."""
-        return {
-            "ranks": gather_for_checkpoint(
-                self.state() | {"epoch_start": self.epoch_start}
-            )
-        }
+        """Return the states of all processes, by rank. All processes call this."""
+        return {"ranks": gather(self.state() | {"epoch_start": self.epoch_start})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.resumed = state_dict["ranks"]
