@@ -25,7 +25,12 @@ class Lookahead(Callback):
         return self.averages
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.averages = state_dict
+        """Take over saved averages. In a resume within an epoch this comes twice, the
+        second time after on_train_start."""
+        self.averages = {
+            name: value.to(self.averages.get(name, value))
+            for name, value in state_dict.items()
+        }
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with copies of the weights, or with the averages of a checkpoint."""

@@ -115,3 +115,11 @@ def test_batches_in_turns_train_as_single_ones(tmp_path: Path, capsys: Any) -> N
     assert "no CUDA graphs: no NVIDIA GPU" in capsys.readouterr().out
     turns, single = ([x["state_dict"], x["optimizer_states"]] for x in found)
     torch.testing.assert_close(turns, single, rtol=0, atol=0)
+
+
+def test_averages_that_are_loaded_again_stay_on_their_device() -> None:
+    lookahead = Lookahead()
+    lookahead.averages = {"w": torch.ones(2, device="meta")}  # as a GPU
+    lookahead.load_state_dict({"w": torch.ones(2), "v": torch.ones(3)})
+    devices = {name: x.device.type for name, x in lookahead.averages.items()}
+    assert devices == {"w": "meta", "v": "cpu"}

@@ -529,6 +529,8 @@ class BaseDataModule(LightningDataModule):
             self.split_groups["train"] = groups[left]
         weights = self.sample_weights("train")
         if weights is not None:
+            if isinstance(left, PermutedPart):
+                left = left[torch.arange(len(left))]
             weights = torch.as_tensor(weights, dtype=torch.float64)
             if weights.shape != (num,):
                 raise UserError(

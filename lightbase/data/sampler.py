@@ -66,6 +66,8 @@ class PermutedPart:
         return self.last - self.first
 
     def __getitem__(self, positions: Tensor) -> Tensor:
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"a part of {len(self)} samples has no such position")
         numbers = permuted(positions.numpy() + self.first, self.num, self.seed)
         return torch.from_numpy(numbers)
 

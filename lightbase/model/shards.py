@@ -78,7 +78,7 @@ def load_shards(content: Any, path: Path, empty: Any = torch.empty) -> Any:
         if torch.is_tensor(value) and value.is_meta:
             shards[name] = empty(value.shape, dtype=value.dtype)
             filled[id(value)] = shards[name]
-    folder = shards_of(path) / str(content["shards"])
+    folder = shards_of(path.resolve()) / str(content["shards"])  # it may be a link
     reader = dcp.HuggingFaceStorageReader(str(folder))
     try:
         reader.read_metadata()  # of its error, `load` would log a traceback
@@ -96,14 +96,14 @@ def load_shards(content: Any, path: Path, empty: Any = torch.empty) -> Any:
 
 def shards_of(path: Path) -> Path:
     """Return the folder that holds the folders of shards of a checkpoint."""
-    return path.resolve().with_suffix(".shards")
+    return path.with_name(path.name.removesuffix(".ckpt") + ".shards")
 
 
 def remove_shards(path: Path, keep: Any = None) -> None:
     """Remove the folders of shards of a checkpoint, except the one of this number."""
-    folders = shards_of(path)
-    for folder in {*folders.glob("*")} - {folders / str(keep)}:
-        shutil.rmtree(folder)
+    for folder in shards_of(path).glob("*"):
+        if folder.name.isdecimal() and folder.name != str(keep):
+            shutil.rmtree(folder, ignore_errors=True)  # the next time it is tried again
 
 
 def byte_sums(tensors: dict[str, Any]) -> dict[str, Tensor]:
@@ -116,7 +116,8 @@ def byte_sums(tensors: dict[str, Any]) -> dict[str, Tensor]:
     sums, sharded = {}, []
     for name, value in tensors.items():
         if isinstance(value, DTensor):
-            sharded.append(name)
+            if any(place.is_shard() for place in value.placements):
+                sharded.append(name)  # the others are whole on each process
             value = value.to_local()
         sums[name] = value.detach().flatten().view(torch.uint8).sum()
     if sharded:

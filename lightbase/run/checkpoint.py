@@ -182,11 +182,13 @@ class RunCheckpoint(ModelCheckpoint):
         trainer.save_checkpoint(self.in_folder("last.ckpt"), weights_only=False)
         self.note_saved(trainer)
 
-    def save_if_possible(self, trainer: Trainer) -> None:
-        """Write last.ckpt as `save` does. If the file cannot be written, print a line
-        and try again after `minutes`: the earlier file is whole."""
+    def save_if_possible(self, trainer: Trainer) -> bool:
+        """Write last.ckpt as `save` does, and return True. If the file cannot be
+        written, print a line and try again after `minutes`: the earlier file is whole.
+        """
         try:
             self.save(trainer)
+            return True
         except UserError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
@@ -194,6 +196,7 @@ class RunCheckpoint(ModelCheckpoint):
             say(f"{first_line(error)}; the training goes on")
             # the others wait there for the process that writes
             trainer.strategy.barrier("Trainer.save_checkpoint")
+            return False
 
     def is_better(self, trainer: Trainer) -> bool:
         """Return whether this epoch is better than the best one before it: the same in

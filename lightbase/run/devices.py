@@ -31,8 +31,8 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
-from torch.distributed.tensor import DTensor, Shard, empty
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 from torch.nn.parallel import replicate
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
@@ -315,11 +315,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Return a checkpoint, and put its tensors into model and optimizers, as
         Lightning does. If it has shards, each process reads its own."""
         path = Path(checkpoint_path)
-        empty_shards = functools.partial(
-            empty,
-            device_mesh=self.device_mesh["data_parallel"],
-            placements=[Shard(0)],
-        )
+        mesh = self.device_mesh["data_parallel"]
+
+        def empty_shards(shape: torch.Size, **options: Any) -> Tensor:
+            places = [Shard(0) if shape else Replicate()]
+            return empty(shape, device_mesh=mesh, placements=places, **options)
+
         checkpoint = load_shards(load_checked(path), path, empty_shards)
         if "shards" in checkpoint:
             strict = self.lightning_module.strict_loading  # type: ignore[union-attr]

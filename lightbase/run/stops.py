@@ -125,8 +125,7 @@ class BetweenSteps(Callback):
                 "would lose the order of the samples, or a mean of self.log(..., "
                 "on_epoch=True)"
             )
-        else:
-            last.save_if_possible(trainer)
+        elif last.save_if_possible(trainer):
             recorder_of(trainer).write_progress(trainer)
 
     def exchange(self, trainer: Trainer) -> bool:

@@ -129,6 +129,7 @@ def load_into(path: Path, line: CommandLine) -> Loaded:
             test_seed = state.get("test_seed", data.split_seed)
             if isinstance(test_seed, int):
                 data.test_seed = test_seed
+            data.lists_parts = bool(state.get("lists_parts", True))
         data.prepare_data()
         data.setup("fit")
         # compared when the test set is loaded

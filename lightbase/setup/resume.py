@@ -136,8 +136,9 @@ class Restart:
         return config | {"name": self.name, "trainer": trainer}
 
 
-def find_restart(line: CommandLine) -> Restart | None:
+def find_restart(line: CommandLine, restarts: bool = False) -> Restart | None:
     """Return the run that --ckpt_path names, or None if the command starts a new run.
+    restarts: Whether torchrun may have started the command again, see `restarted_run`.
 
     --ckpt_path last, or the path of the newest state of a run (see `is_newest`),
     continues the run in its folder. --ckpt_path best, or another path, starts a new run
@@ -147,8 +148,14 @@ def find_restart(line: CommandLine) -> Restart | None:
     checkpoint is not sound.
     """
     ckpt_path = line.place("ckpt_path")
-    restarted = restarted_run(line) if ckpt_path is None else None
+    restarted = None
+    if restarts and ckpt_path is None:
+        restarted = restarted_run(line)
     if restarted:
+        say(
+            f"torchrun's job {torchrun_id()} continues {relative_to_cwd(restarted)}; "
+            "another --rdzv-id starts a new run"
+        )
         ckpt_path = "last"
     if ckpt_path is None or line.place("print_config") in TRUE:
         return None

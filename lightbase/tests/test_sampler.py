@@ -170,6 +170,19 @@ def test_parts_that_are_computed_share_no_sample(monkeypatch):
     assert old.state_dict()["lists_parts"]
 
 
+def test_a_computed_part_ends_and_takes_sample_weights(monkeypatch):
+    monkeypatch.setattr(module_file, "LARGE", 100)
+    data = Given(Numbers(100), Numbers(10))
+    data.sample_weights = lambda split: torch.arange(100.0)
+    attach(data)
+    seen = [int(inputs) for inputs, _ in data.splits["val"]]
+    assert len({*seen}) == len(seen) == 20
+    train = [int(inputs) for inputs, _ in data.splits["train"]]
+    assert data.train_weights.tolist() == train
+    with pytest.raises(IndexError):
+        data.splits["val"][-1]
+
+
 def test_a_resume_with_another_seed_of_the_computed_part_is_refused(monkeypatch):
     monkeypatch.setattr(module_file, "LARGE", 1000)
     state = attach(Given(Numbers(1000), Numbers(10), split_seed=1)).state_dict()

@@ -20,12 +20,12 @@ from ranks import LIMIT_S, assert_none_left, free_port, on_ranks, start_train
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from written import checkpoint_file, equal
 
 from lightbase.commands.train import main
 from lightbase.config.errors import UserError
-from lightbase.model.shards import load_shards, save_shards
+from lightbase.model.shards import byte_sums, load_shards, save_shards
 from lightbase.model.transfer import load_checked
 from lightbase.run.checkpoint import AtomicCheckpointIO, ValidatedWeights
 from lightbase.run.devices import ShardedCheckpoints
@@ -259,7 +259,7 @@ def weight(tmp_path):
     address = f"tcp://127.0.0.1:{free_port()}"
     dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,))
-    yield distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh)
+    yield distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Shard(0)])
     dist.destroy_process_group()
 
 
@@ -305,6 +305,28 @@ def test_a_folder_of_shards_that_is_not_as_it_was_written_is_refused(saved, capl
             AtomicCheckpointIO().load_checkpoint(saved)
         assert str(file.parent) in str(error.value)
     assert not [x for x in caplog.records if x.exc_info]
+
+
+def test_sums_count_a_tensor_that_each_process_has_once(weight, monkeypatch):
+    whole = distribute_tensor(torch.ones(5), weight.device_mesh, [Replicate()])
+    monkeypatch.setattr(dist, "all_reduce", lambda sums: sums.mul_(2))  # of two
+    sums = byte_sums({"sharded": weight, "whole": whole})
+    local = byte_sums({"sharded": weight.to_local(), "whole": torch.ones(5)})
+    assert sums["sharded"] == 2 * local["sharded"]
+    assert sums["whole"] == local["whole"]
+
+
+def test_the_shards_of_one_checkpoint_are_not_those_of_another(tmp_path, weight):
+    one, other, plain = (tmp_path / name for name in ("step.100", "step.200", "x.ckpt"))
+    folder = plain.with_name("x.shards") / "of the user"
+    folder.mkdir(parents=True)
+    for path in (one, other, plain):
+        content = {"state_dict": {"net.w": weight}}
+        if path != plain:
+            content = save_shards(content, path, 7)
+        AtomicCheckpointIO().save_checkpoint(content, path)
+    assert "net.w" in AtomicCheckpointIO().load_checkpoint(one)["state_dict"]
+    assert folder.is_dir()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(saved, weight, monkeypatch):
