@@ -1,6 +1,7 @@
 """The order of the samples: `EpochBatchSampler` chooses the indices of each batch."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -25,25 +26,28 @@ def seeded_order(num: int, seed: int) -> Tensor:
 
 def permuted(positions: np.ndarray, num: int, seed: int) -> np.ndarray:
     """Return where a random permutation of the numbers from 0 to num - 1 has these
-    positions, int64 (M,). It takes no memory for the permutation, and 0.2 to 0.7 µs for
-    each position.
+    positions, int64 (M,). It takes no memory for the permutation.
 
-    The permutation is a Feistel network of 6 rounds on the bits of a position (Luby and
-    Rackoff, 1988). A result that is not below `num` goes through it again. With 3
-    rounds, a chi-square test finds patterns in small sets.
+    The permutation is a Feistel network of 6 rounds (Luby and Rackoff, 1988) on pairs
+    of digits to the base of the square root (Black and Rogaway, 2002). A result that is
+    not below `num` goes through it again. With 3 rounds, a chi-square test finds
+    patterns in small sets.
     """
-    num_bits = np.uint64(max(1, ((num - 1).bit_length() + 1) // 2))  # of each half
-    mask = np.uint64((1 << int(num_bits)) - 1)
-    keys = np.random.SeedSequence(seed).generate_state(6, "uint64")
+    base = np.uint64(math.isqrt(num - 1) + 1)
     values = positions.astype("uint64")
     todo = np.arange(len(values))
     while len(todo):
-        left, right = values[todo] >> num_bits, values[todo] & mask
-        for key in keys:
-            left, right = right, left ^ (mixed(right + key) & mask)
-        values[todo] = left << num_bits | right
+        left, right = np.divmod(values[todo], base)
+        for key in round_keys(seed):
+            left, right = right, (left + mixed(right + key)) % base
+        values[todo] = left * base + right
         todo = todo[values[todo] >= num]
     return values.astype("int64")
+
+
+@functools.lru_cache
+def round_keys(seed: int) -> np.ndarray:
+    return np.random.SeedSequence(seed).generate_state(6, "uint64")
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,12 @@ class PermutedPart:
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """Return a hash of each number, uint64: multiplications and shifts in the manner of
-    SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Return a hash of each number, below 2**63: multiplications and shifts in the
+    manner of SplitMix64 (Steele, Lea and Flood, 2014)."""
     values = values * np.uint64(0x9E3779B97F4A7C15)
     values ^= values >> np.uint64(32)
     values *= np.uint64(0xD6E8FEB86659FD93)
-    return values ^ (values >> np.uint64(32))
+    return (values ^ (values >> np.uint64(32))) >> np.uint64(1)
 
 
 def seed_of(key: tuple[int, ...]) -> int:
