@@ -147,6 +147,8 @@ def find_restart(line: CommandLine, restarts: bool = False) -> Restart | None:
     Raises UserError if there is no such run, if it is somebody else's, or if its
     checkpoint is not sound.
     """
+    if line.place("print_config") in TRUE:
+        return None
     ckpt_path = line.place("ckpt_path")
     restarted = None
     if restarts and ckpt_path is None:
@@ -157,7 +159,7 @@ def find_restart(line: CommandLine, restarts: bool = False) -> Restart | None:
             "another --rdzv-id starts a new run"
         )
         ckpt_path = "last"
-    if ckpt_path is None or line.place("print_config") in TRUE:
+    if ckpt_path is None:
         return None
     path = PROJECT.found(ckpt_path)
     if ckpt_path in ("last", "best"):
@@ -207,7 +209,7 @@ def restarted_run(line: CommandLine) -> Path | None:
     with a last.ckpt belongs to its --rdzv-id until it is complete. Without --rdzv-id,
     torchrun's id is "none".
     """
-    if torchrun_id() == "":
+    if not torchrun_id():
         return None
     run = run_of_torchrun(newest_run(line).parent)
     if run is None or (run / "metrics.json").exists():
