@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2,4,8", help="numbers of processes")
     options, flags = parser.parse_known_args()
     numbers = options.ranks.split(",")
+    if not all(map(str.isdecimal, numbers)):
+        sys.exit(f"error: --ranks {options.ranks}: give numbers, such as 1,2,4")
     columns = [count(num_ranks, flags) for num_ranks in numbers]
     print("| ranks", *numbers, sep=" | ")
     print("|---" * (len(numbers) + 1))

@@ -8,6 +8,7 @@ docs/devices.md says when to use which.
 
 import contextlib
 import functools
+import importlib.util
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -341,7 +342,12 @@ class ShardedCheckpoints(FullyShardedStrategy):
 
     def __init__(self) -> None:
         super().__init__()
-        import safetensors  # noqa: F401  the first checkpoint will need it
+        if importlib.util.find_spec("safetensors") is None:  # for the first checkpoint
+            raise UserError(
+                "fsdp2_sharded needs the package safetensors",
+                "pip install -c constraints.txt safetensors",
+                2,
+            )
 
     def save_checkpoint(
         self, checkpoint: Any, filepath: Any, storage_options: Any = None
