@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from generated import cifar10_dir, mnist_dir, offline  # noqa: F401  # fixtures
+from hermetic import leaves_nothing, temporary_folder  # noqa: F401  # fixtures
 
 
 @pytest.fixture

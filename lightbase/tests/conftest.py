@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from generated import cifar10_dir, mnist_dir, offline  # noqa: F401  # fixtures
+from hermetic import leaves_nothing, temporary_folder  # noqa: F401  # fixtures
 from paths import HERE, TINY, argv, script
 
 from lightbase.config.paths import PROJECT

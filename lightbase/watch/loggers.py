@@ -2,11 +2,11 @@
 arguments that follow from the folder of the run.
 """
 
+import contextlib
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
+from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
@@ -49,8 +50,19 @@ class RunTensorBoard(TensorBoardLogger):
         tags.pop("view/test/num_samples", None)  # no curve
         super().log_metrics(tags, step)
 
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Close the file, and wait until the thread that writes it has ended, also if
+        the file cannot be written. Torch would leave the thread alone then."""
+        try:
+            super().finalize(status)
+        except OSError:  # before the thread has ended
+            with contextlib.suppress(OSError):  # the same error
+                self.experiment.file_writer.close()
+            raise
 
-@contextmanager
+
+@contextlib.contextmanager
 def open_loggers(
     log: LogFile, spec: RunSpec, run: LockedFolder | None
 ) -> Iterator[list[Logger]]:
@@ -165,8 +177,8 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     options = defaults.get(name, {})
     given = arguments(config) | entries(config.get("dict_kwargs"))
     options |= {key: value for key, value in given.items() if value is not None}
-    # MLflow 3 needs it where the runs are in a folder
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    if name == "MLFlowLogger":  # MLflow 3 needs it where the runs are in a folder
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         if config.class_path == TENSORBOARD.class_path:
             return RunTensorBoard(**options)
