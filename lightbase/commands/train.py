@@ -188,8 +188,8 @@ def make_extras(spec: RunSpec) -> list[Callback]:
         extras.append(StepTimer(config.step_timer == "table"))
     if config.device_monitor:
         extras.append(DeviceMonitor())
-    if config.cuda_graphs:
-        extras.append(CudaGraphs(config.cuda_graphs))
+    if config.cuda_graphs is True:
+        extras.append(CudaGraphs())
     return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings(spec)]
 
 

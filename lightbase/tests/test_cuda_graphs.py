@@ -28,6 +28,7 @@ from lightbase.watch.cuda_graphs import CudaGraphs
 HERE = "test_cuda_graphs"
 LINE = "Ordinary steps, no CUDA graphs: "
 ORDINARY = "--cuda_graphs false"
+ON = "--cuda_graphs true"
 
 
 class Noisy(nn.Module):
@@ -155,7 +156,7 @@ LENGTHS = [
 def test_turns_train_as_single_batches_do(train, tmp_path, turns, flags):
     train(NOISY, flags, ORDINARY, "--name ordinary")
     assert not turns
-    train(NOISY, flags)
+    train(NOISY, flags, ON)
     assert max(turns) > 1
     assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
@@ -186,7 +187,7 @@ def test_a_resume_within_an_epoch_ends_as_an_uninterrupted_run(
     monkeypatch.setattr(Stops, "batches", [])
     monkeypatch.setattr(Stops, "at", 25)  # in the middle of a turn
     with pytest.raises(SystemExit):
-        train(flags)
+        train(flags, ON)
     steps = checkpoint(tmp_path / "tiny/version_0")["global_step"]
     assert 19 < steps < 38
     monkeypatch.setattr(Stops, "at", -1)
@@ -283,7 +284,7 @@ def test_a_turn_ends_where_a_callback_acts(
     if way == "replays":
         request.getfixturevalue("emulated")
     monkeypatch.setattr(Pulls, "calls", [])
-    train(flags)
+    train(flags, ON)
     assert Pulls.calls == expected
     assert max(turns) > 1
     assert (Emulated.num_replayed > 10) == (way == "replays")
@@ -522,7 +523,7 @@ def test_a_step_that_replays_would_freeze_stays_ordinary(
 def test_the_steps_of_a_turn_are_lightnings_own(train, tmp_path, turns, name):
     flags = f"--model {HERE}.{name} --trainer.log_every_n_steps 4"
     train(flags, ORDINARY, "--name ordinary")
-    train(flags)
+    train(flags, ON)
     assert sum(turns) > 30
     assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
@@ -538,7 +539,7 @@ def test_the_steps_of_a_turn_are_lightnings_own(train, tmp_path, turns, name):
 def test_what_can_have_no_turns_trains_as_before(train, tmp_path, flags):
     flags = flags.format(HERE)
     train(flags, ORDINARY, "--name ordinary")
-    train(flags)
+    train(flags, ON)
     assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
 
 
@@ -595,13 +596,3 @@ def test_on_a_gpu_a_step_that_replays_would_freeze_stays_ordinary(
     assert reason in lines[0]
     if "InList" not in flags:
         assert_same(tmp_path / "tiny/version_0", tmp_path / "ordinary/version_0")
-
-
-def test_the_reason_stands_in_the_table_of_the_timer(train, capsys):
-    flags = f"--step_timer table --trainer.callbacks {HERE}.Sees --trainer.max_epochs 1"
-    train(flags)
-    out = capsys.readouterr().out
-    assert out.count(LINE) == 1
-    assert out.index(LINE) > out.index("Where the time of training went")
-    train(flags.replace("table", "true"))
-    assert LINE not in capsys.readouterr().out

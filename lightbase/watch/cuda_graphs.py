@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning import Callback, LightningModule
@@ -232,8 +232,6 @@ class CudaGraphs(Callback):
     state. The training continues with the ordinary result. If the other one differs,
     all steps stay ordinary.
 
-    wanted: True: a line says why steps are not replayed. "auto": only the table of
-        StepTimer does.
     reason: Why steps are not replayed, or "".
     has_turns: Whether the loader yields turns.
     replays: Whether steps are replayed.
@@ -243,7 +241,7 @@ class CudaGraphs(Callback):
     trainer: Any
     model: Any
     reason = ""
-    has_turns = replays = was_tried = by_step = has_said = False
+    has_turns = replays = was_tried = by_step = False
     graph: Any = None
     recorder: Any = None
     output: Any = None
@@ -255,9 +253,6 @@ class CudaGraphs(Callback):
     # a test on the CPU has others
     make_graph: Callable[..., Any] = Graph
     rate_type = torch.float32
-
-    def __init__(self, wanted: bool | Literal["auto"] = "auto") -> None:
-        self.wanted = wanted
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.trainer, self.model = trainer, pl_module
@@ -288,23 +283,13 @@ class CudaGraphs(Callback):
             vars(self.model.curves_callback.means["train"]).pop("add", None)
         self.graph = self.rows = self.recorder = self.output = self.kwargs = None
 
-    def give_up(self, reason: str, is_quiet: bool = True) -> None:
-        """Let all steps be ordinary from now on.
-
-        is_quiet: Print the reason only if the user has asked for graphs.
-        """
+    def give_up(self, reason: str) -> None:
+        """Let all steps be ordinary from now on, and print why."""
         self.reason = reason
         self.replays = False
         self.graph = None
         self.has_turns = self.has_turns and self.device.type != "cuda"
-        if self.wanted is True or not is_quiet:
-            self.say_reason()
-
-    def say_reason(self) -> None:
-        """Print why steps are not replayed, unless it is printed already."""
-        if self.reason and not self.has_said:
-            self.has_said = True
-            say(f"Ordinary steps, no CUDA graphs: {self.reason}")
+        say(f"Ordinary steps, no CUDA graphs: {reason}")
 
     def batch_to_device(self, batch: Any, *args: Any, **options: Any) -> Any:
         """Leave a Turn as it is: its transforms are a part of the steps."""
@@ -472,7 +457,7 @@ class CudaGraphs(Callback):
             self.record(turn, kwargs)
             if self.replays and not self.is_equal(turn, before, after):
                 problem = "replays give other weights or curves than ordinary steps"
-                self.give_up(problem, is_quiet=False)
+                self.give_up(problem)
         except torch.OutOfMemoryError as error:
             self.give_up(first_line(error))
         finally:

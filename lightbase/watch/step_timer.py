@@ -22,7 +22,6 @@ from lightbase.config.errors import say
 from lightbase.config.files import as_table
 from lightbase.data.loader import Turn
 from lightbase.model.curves import has_pictures, log_figure, num_steps
-from lightbase.watch.cuda_graphs import CudaGraphs
 
 PHASES = (
     "data_loading",
@@ -301,9 +300,6 @@ class StepTimer(Callback):
         if not self.has_table:
             rows = [*zip(*rows, strict=True)][:2]
         say("\n".join(as_table(rows)))
-        for callback in trainer.callbacks:
-            if isinstance(callback, CudaGraphs) and self.has_table:
-                callback.say_reason()
 
     def pie(self) -> Figure:
         """Return a pie chart of the phases of a step. The labels are in a legend:
