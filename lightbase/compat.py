@@ -23,6 +23,7 @@ import torch
 from jsonargparse import _loaders_dumpers, _typehints, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.loops.progress import _OptimizationProgress
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
@@ -194,6 +195,12 @@ def resumes_within_epoch(trainer: Any) -> bool:
     return trainer.fit_loop.restarted_mid_epoch
 
 
+def resumes_at_epoch_start(trainer: Any) -> bool:
+    """Return whether one of the hooks on_train_epoch_start has saved the checkpoint
+    from which the training resumes. Lightning calls all of them again."""
+    return trainer.fit_loop.restarted_on_epoch_start
+
+
 def call_epoch_start(trainer: Any) -> None:
     """Call the hooks on_train_epoch_start, as Lightning does at an epoch's start."""
     call._call_callback_hooks(trainer, "on_train_epoch_start")
@@ -252,6 +259,23 @@ def num_batches(trainer: Any) -> int:
     return trainer.fit_loop.total_batch_idx + 1
 
 
+def batches_trained(trainer: Any) -> int:
+    """Return the number of batches of this epoch whose steps are done."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.processed
+
+
+def batches_in_flight(trainer: Any) -> int:
+    """Return how many batches of this epoch are fetched and not trained yet: 1 within a
+    step, otherwise 0. A checkpoint that is saved within a step repeats the step.
+
+    A step that takes `dataloader_iter` fetches what it wants. No issue is known.
+    """
+    loop = trainer.fit_loop
+    if not isinstance(loop._data_fetcher, _PrefetchDataFetcher):
+        return 0
+    return loop._data_fetcher.fetched - batches_trained(trainer)
+
+
 def epochs_done(trainer: Any) -> int:
     """Return the number of epochs whose batches are all done. `trainer.current_epoch`
     counts an epoch only after its checkpoints are written."""
@@ -303,16 +327,20 @@ def has_epoch_means(trainer: Any) -> bool:
 
 
 def skip_ended_epoch(trainer: Any) -> None:
-    """Let a training that resumes from the end of an epoch start with the next epoch.
+    """Let a training that resumes between two epochs start with the next one.
 
-    With max_steps, Lightning treats it as a resume in the middle of the next epoch. The
-    public setter of `restarting` always sets True: Lightning issue 19617.
+    With max_steps, Lightning treats the end of an epoch as the middle of the next one.
+    From a checkpoint that a hook on_train_epoch_start has saved, it would find the
+    epoch over. The public setter of `restarting` always sets True: Lightning issue
+    19617.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_end:
         loop.epoch_progress.increment_completed()
         loop.reset_restart_stage()
         loop._restarting = False
+        loop.epoch_loop.restarting = False
+    if loop.restarted_on_epoch_start:
         loop.epoch_loop.restarting = False
 
 

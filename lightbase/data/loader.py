@@ -31,6 +31,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from lightbase.compat import batches_in_flight
 from lightbase.config.errors import UserError, say
 from lightbase.data.sampler import EpochBatchSampler, Indices, PermutedPart
 from lightbase.data.tensors import (
@@ -297,8 +298,10 @@ class ResumableLoader(DataLoader[Any]):
 
     dataset: Samples
     has_said = False  # that the dataset has another length now
+    trainer: Any = None  # of the training that saves the state
     batch_sampler: EpochBatchSampler
-    num_batches = 0  # yielded in this epoch, also before a resume
+    num_batches = 0  # yielded in `begun_epoch`, also before a resume
+    begun_epoch = 0
     turn_length = 0  # of the next item, which is a Turn; 0: it is a batch
 
     def __init__(
@@ -320,6 +323,7 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Yield the batches of an epoch, or the rest of it after a resume."""
         self.num_batches = self.batch_sampler.first_batch
+        self.begun_epoch = self.batch_sampler.epoch
         num_samples = len(self.dataset)  # type: ignore[arg-type]
         if num_samples != self.batch_sampler.num_samples and not self.has_said:
             self.has_said = True
@@ -369,7 +373,12 @@ class ResumableLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         sampler = self.batch_sampler
-        state = {"epoch": sampler.epoch, "num_batches": self.num_batches}
+        num_trained = 0
+        if self.begun_epoch == sampler.epoch:  # else only its hooks have run so far
+            num_trained = self.num_batches
+            if self.trainer:
+                num_trained -= batches_in_flight(self.trainer)
+        state = {"epoch": sampler.epoch, "num_batches": num_trained}
         return state | {"is_large": sampler.is_large}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from lightbase.compat import batch_index, epochs_done
+from lightbase.compat import batches_trained, epochs_done
 from lightbase.config.errors import UserError, say
 from lightbase.config.files import Values
 from lightbase.config.paths import PROJECT
@@ -305,7 +305,9 @@ class BaseDataModule(LightningDataModule):
             seed=self.shuffle_seed or 0,  # None without a Trainer
             weights=self.train_weights,
         )
-        if self.trainer:  # Lightning sets the epoch after workers have begun to read
+        if self.trainer:
+            loader.trainer = self.trainer
+            # Lightning sets the epoch after workers have begun to read
             loader.batch_sampler.set_epoch(epochs_done(self.trainer))
         return loader
 
@@ -428,7 +430,7 @@ class BaseDataModule(LightningDataModule):
         """Return the number of this epoch, and of its batches that are trained."""
         if not self.trainer:
             return 0, 0
-        return epochs_done(self.trainer), batch_index(self.trainer) + 1
+        return epochs_done(self.trainer), batches_trained(self.trainer)
 
     def _load_stream(self, samples: Any) -> None:
         """Make the splits of a stream of training samples, of which no part can be

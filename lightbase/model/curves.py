@@ -295,6 +295,8 @@ def log_point(
         warns without `sync_dist`, although the values are equal.
     options: Arguments of LightningModule.log.
     """
+    # without it Lightning would look for the number of samples in the batch
+    options["batch_size"] = 1
     for name, value in values.items():
         is_hidden = name in ("val/loss", "test_each_epoch/loss")
         is_hidden = is_hidden or name.startswith("lr") or is_of_class(name)

@@ -27,6 +27,7 @@ from lightbase.compat import (
     forget_train_loader,
     replace_epoch_start,
     restore_checkpoint,
+    resumes_at_epoch_start,
     resumes_within_epoch,
     saved_epochs,
     skip_ended_epoch,
@@ -111,7 +112,7 @@ class RandomState(Callback):
         # a fresh state, or one of version 0.3, is itself the start of the epoch
         saved_start = now.pop("epoch_start", now)
         self.epoch_start = now
-        if is_within:
+        if is_within or resumes_at_epoch_start(self.trainer):
             self.epoch_start = saved_start
         self.restore(self.epoch_start)
         begin()

@@ -33,18 +33,21 @@ class StopWithoutLoss(Callback):
     """Stops if training_step has returned None for all batches of an epoch, because
     nothing was trained. A model with manual optimization is not checked."""
 
-    has_loss = True
+    has_loss: bool | None = None  # before the first batch of an epoch
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        self.has_loss = not pl_module.automatic_optimization
+        self.has_loss = None
 
-    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any) -> None:
-        self.has_loss = self.has_loss or bool(outputs)
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        is_manual = not pl_module.automatic_optimization
+        self.has_loss = bool(self.has_loss or is_manual or outputs)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not in_any_process(trainer, self.has_loss):
+        if not in_any_process(trainer, self.has_loss is not False):
             step = f"training_step of {type(pl_module).__name__}"
             batches = f"all batches of epoch {trainer.current_epoch + 1}"
             raise UserError(

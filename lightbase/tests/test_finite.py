@@ -128,9 +128,17 @@ class BrokenDataset(BrokenImages):
         return Subset(samples, range(len(samples)))
 
 
+class BrokenByAugment(SyntheticImages):
+    """The values of one training batch are NaN when they are augmented."""
+
+    def augment(self, inputs: Tensor) -> Tensor:
+        return inputs.float() * (torch.nan if self.trainer.global_step == 5 else 1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "dtype", "steps"),
     [
+        ("BrokenByAugment", torch.nan, torch.float32, 7),
         ("BrokenImages", torch.nan, torch.float32, 1),
         ("BrokenImages", 1e5, torch.float16, 1000),
         ("BrokenImages", 1e39, torch.float64, 7),
