@@ -49,7 +49,8 @@ LOG_LINES = (
 # data, a CPU beside a GPU, an array that must not be written (samples are only read;
 # torch has no tensors that cannot be written, its issue 44027), a driver or GPU that
 # is too old (our lines say so), Tensor Cores as above (from inductor of torch 2.11),
-# shards that one process reads.
+# shards that one process reads, an import path that jsonargparse 5 will refuse and that
+# names no class anyway.
 # `LeafSpec` is a deprecated call within Lightning 2.6. The last two are of ddp on
 # GPUs: Lightning sets it up on another stream (its issue 21567), and torch takes the
 # layouts of a 1 x 1 convolution for different ones (pytorch issue 157862).
@@ -63,6 +64,7 @@ WARNINGS = (
     r"GPU available but not used|TensorFloat32 tensor cores|"
     r"torch.distributed is disabled, unavailable or uninitialized|"
     r"CUDA initialization: The NVIDIA driver|\s*Found GPU\d+ .* which is of compute|"
+    r"\s*By default only one Jsonargparse|(.|\n)*denied by the '\w+' entry of the import path|"
     r"The AccumulateGrad node's stream|"
     r"Grad strides do not match(.|\n)*grad.sizes\(\) = \[\d+, \d+, 1, 1\]"
 )

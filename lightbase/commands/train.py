@@ -129,7 +129,8 @@ def check_model_alone(line: CommandLine) -> None:
     experiment has settings of a BaseModule, and its data is for such a model."""
     if line.names_experiment or line.model is None:
         return
-    if not issubclass(imported("model", line.model), BaseModule):
+    model = imported("model", line.model, LightningModule)
+    if not (isinstance(model, type) and issubclass(model, BaseModule)):
         raise UserError(
             f"--model {line.model} names no data",
             "give --data CLASS; its own loaders go into a LightningDataModule",

@@ -5,6 +5,7 @@ of the library.
 """
 
 import difflib
+import inspect
 import os
 import pkgutil
 import re
@@ -100,12 +101,16 @@ def own_line(error: BaseException | None) -> str:
     return ""
 
 
-def imported(argument: str, path: str) -> Any:
-    """Return the object at an import path, such as torch.optim.SGD. argument: The
-    argument that has this path, for the message."""
+def imported(argument: str, path: str, base: type | None = None) -> Any:
+    """Return the object at an import path, such as torch.optim.SGD.
+
+    argument: The argument that has this path, for the message.
+    base: The object has to be a subclass of this class, or a function that is annotated
+        to return one.
+    """
     try:
         # without the colon, an error within the module would be lost
-        return pkgutil.resolve_name(":".join(path.rsplit(".", 1)))
+        found = pkgutil.resolve_name(":".join(path.rsplit(".", 1)))
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"{argument} {path!r} cannot be imported: {error}",
@@ -113,6 +118,30 @@ def imported(argument: str, path: str) -> Any:
             or "give package.module.NAME, or the bare name of a class of your package",
             2,
         ) from error
+    made = found
+    if inspect.isfunction(found):
+        made = found.__annotations__.get("return")
+    if base and not (isinstance(made, type) and issubclass(made, base)):
+        problem = wrong_kind(argument, path, found, base.__name__)
+        raise UserError(problem, SEE_HELP, 2)
+    return found
+
+
+def wrong_kind(argument: str, path: str, found: Any, needed: str) -> str:
+    """Return the message for an import path that names something else than an argument
+    needs.
+
+    found: What the path names.
+    needed: The name of the class whose subclasses the argument takes.
+    """
+    kind = f"the {type(found).__name__} {str(found)[:40]}"
+    if inspect.ismodule(found):
+        kind = "a module"
+    elif isinstance(found, type):
+        kind = "another class"
+    elif callable(found):
+        kind = "a function"
+    return f"{argument} {path!r} is {kind}, not a subclass of {needed}"
 
 
 def rank() -> int:

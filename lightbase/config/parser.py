@@ -5,6 +5,7 @@ jsonargparse, an indented tree of up to fifty lines with an error for each type 
 argument allows, into one line. test_cli.py tests it with real commands.
 """
 
+import contextlib
 import inspect
 import pkgutil
 import re
@@ -28,7 +29,14 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from lightbase.compat import arguments_of, change_yaml_loader, resolve_class_names
-from lightbase.config.errors import SEE_HELP, UserError, did_you_mean, own_line
+from lightbase.config.errors import (
+    SEE_HELP,
+    UserError,
+    did_you_mean,
+    imported,
+    own_line,
+    wrong_kind,
+)
 from lightbase.config.files import Values, as_table, as_text
 from lightbase.config.yaml_files import (
     path_of_class,
@@ -309,6 +317,15 @@ BASE_ARGUMENTS = (
 )
 
 
+GIVEN = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
+"""The line of a message that has the wrong value."""
+
+
+COLLECTION = r"\n +- Problem with given class_path '\S+MetricCollection':\n +Option.*"
+"""Lines about metrics by name: jsonargparse tries their names as arguments of a
+MetricCollection, too."""
+
+
 def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> str:
     """Return one line for an error of jsonargparse: "key: value: reason", at most 400
     characters, with a proposal if a similar name exists.
@@ -328,9 +345,12 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
             "model": config.get("model.class_path"),
         }
         return f"unknown argument {word}{proposal(word, parser, classes)}"
+    message = re.sub(COLLECTION, "", message)
     key, class_path, reason = deepest_reason(message)
-    if class_path.endswith("MetricCollection") and key.endswith("metrics"):
-        return f"{key}: give each Metric by a name: --model.metrics.f1 CLASS"
+    given = re.search(GIVEN, message, re.MULTILINE)
+    value = given[1] if given else ""
+    if wrong_path := explain_path(message, key, value or class_path):
+        return wrong_path
     pattern = r"(?:Group '(.+)' does not accept option|Option) '(.+?)'.*"
     if option := re.fullmatch(pattern, reason):
         unknown = ".".join(filter(None, [key, *option.groups()]))
@@ -345,10 +365,8 @@ def explain_mistake(message: str, parser: ArgumentParser, config: Namespace) -> 
         return (
             f"{key}: annotate the optimizer as lightning.pytorch.cli.OptimizerCallable"
         )
-    pattern = r"Given value: (?!Namespace)(?:NestedArg\(.*val=)?'?(.{0,60}?)'?\)?$"
-    value = re.search(pattern, message, re.MULTILINE)
     if value and "Got value" not in reason:
-        reason = f"{value[1]!r}: {reason}"
+        reason = f"{value!r}: {reason}"
     if key:
         reason = f"{key}: {reason}"
     return reason[:400]
@@ -366,15 +384,27 @@ def in_plain_words(reason: str, class_path: str, key: str = "") -> str:
     reason = re.sub(r"^a class path \(str\).*", BESIDE, reason)
     reason = reason.replace("'NoneType'", "null").replace("a typing.Literal", "one of ")
     reason = reason.replace("Got value: None", "There is no value")
-    if path := re.search(r"dot import path string: (\S+)", reason):
-        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
-        paths = {path.rpartition(".")[2]: path for path in users_classes()}
-        near = did_you_mean(path[1], paths)
-        reason = f"not an import path, such as {example}{near}"
     pattern = r"Expected list. Got value: ([^\[\]{}]+,[^\[\]{}]+)"
     if listed := re.fullmatch(pattern, reason):
         reason += f"; a list has brackets: [{listed[1]}]"
     return reason
+
+
+def explain_path(message: str, key: str, path: str) -> str:
+    """Return one line if the error of jsonargparse is about an import path, or "".
+
+    key, path: The setting, and its value.
+    """
+    if text := re.search(r"dot import path string: (\S+)", message):
+        example = EXAMPLES.get(key.rpartition(".")[2], "package.module.NAME")
+        paths = {path.rpartition(".")[2]: path for path in users_classes()}
+        near = did_you_mean(text[1], paths)
+        return f"{key}: {text[1]!r}: not an import path, such as {example}{near}"
+    if needed := re.findall(r"does not correspond to a subclass of (\w+)", message):
+        with contextlib.suppress(UserError):  # the message is about another value
+            found = imported(key, path)
+            return wrong_kind(key, path, found, " or ".join(dict.fromkeys(needed)))
+    return ""
 
 
 def proposal(name: str, parser: ArgumentParser, classes: dict[str, str | None]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from lightning import LightningModule
 from torch import Tensor
 
 from lightbase.compat import none_has_to_fit, parse_unvalidated
@@ -167,7 +168,7 @@ def read_spec(
         if folder not in sys.path:
             sys.path.insert(0, folder)
     if model:
-        imported("model", model)
+        imported("model", model, LightningModule)
     # the config of a Python object has its class only
     builds_data = model is not None or "init_args" in entries(contents[0]["data"])
     parser = make_parser(model, builds_data)

@@ -201,7 +201,9 @@ class BaseDataModule(LightningDataModule):
         from which validation and a test fold are taken. Other splits get False.
         """
         raise UserError(
-            f"data: {type(self).__name__} has no method load(split)", status=2
+            f"data: {type(self).__name__} has no method load(split)",
+            "write it: docs/data.md has examples",
+            2,
         )
 
     def groups(self, split: Literal["train"]) -> Any:

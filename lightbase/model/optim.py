@@ -15,7 +15,13 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lightbase.compat import forget_train_loader, make_train_loader
-from lightbase.config.errors import UserError, did_you_mean, first_line, imported
+from lightbase.config.errors import (
+    SEE_HELP,
+    UserError,
+    did_you_mean,
+    first_line,
+    imported,
+)
 
 Options = dict[str, Any]
 """Arguments of an optimizer or a scheduler, or a parameter group, by name."""
@@ -104,12 +110,12 @@ def find_class(kind: str, name: str) -> Any:
     module, base = KINDS[kind]
     cls = SCHEDULERS.get(name) or getattr(module, name, None)
     if cls is None and "." in name:
-        cls = imported(f"model.{kind}", name)
+        cls = imported(f"model.{kind}", name, base)
     if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
         return cls
     hint = did_you_mean(name, {*module.__all__, *SCHEDULERS} - {base.__name__})
     raise UserError(
-        f"model.{kind}: no {kind} {name!r} in {module.__name__}{hint}", status=2
+        f"model.{kind}: no {kind} {name!r} in {module.__name__}{hint}", SEE_HELP, 2
     )
 
 

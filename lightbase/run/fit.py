@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
@@ -25,6 +26,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import (
     MisconfigurationException,
     SIGTERMException,
@@ -33,7 +36,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightbase.compat import epochs_done
-from lightbase.config.errors import UserError, first_line, imported, rank, say
+from lightbase.config.errors import (
+    SEE_HELP,
+    UserError,
+    first_line,
+    imported,
+    rank,
+    say,
+)
 from lightbase.config.files import as_text, json_text, read_json, relative_to_cwd
 from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
 from lightbase.model.curves import RunFolder, is_of_class
@@ -451,6 +461,15 @@ def check_callbacks(callbacks: list[Callback]) -> None:
             )
 
 
+NAMED_OR_CLASS = {
+    "accelerator": Accelerator,
+    "strategy": Strategy,
+    "profiler": Profiler,
+}
+"""{argument of the Trainer that is a name of Lightning's or an import path: base class
+of what it names}"""
+
+
 def make_trainer(
     spec: RunSpec,
     model: LightningModule,
@@ -495,14 +514,14 @@ def make_trainer(
         RuntimeError,
     )
     try:
-        for name in ("accelerator", "strategy", "profiler"):
+        for name, base in NAMED_OR_CLASS.items():
             value = trainer_options[name]
-            if isinstance(value, str) and "." in value:  # the path of a class
-                trainer_options[name] = imported(f"trainer.{name}", value)()
+            if isinstance(value, str) and "." in value:
+                trainer_options[name] = imported(f"trainer.{name}", value, base)()
         trainer_options |= {"plugins": plugins, "callbacks": callbacks}
         trainer = Trainer(**trainer_options)
     except mistakes as error:
         problem = f"the trainer flags do not fit: {first_line(error)}"
-        raise UserError(problem, status=2) from error
+        raise UserError(problem, SEE_HELP, status=2) from error
     check_strategy(trainer.strategy)
     return trainer

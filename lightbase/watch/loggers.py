@@ -182,7 +182,9 @@ def make_logger(spec: RunSpec, config: Namespace, run: LockedFolder) -> Logger:
     try:
         if config.class_path == TENSORBOARD.class_path:
             return RunTensorBoard(**options)
-        logger: Logger = imported("trainer.logger", config.class_path)(**options)
+        logger: Logger = imported("trainer.logger", config.class_path, Logger)(
+            **options
+        )
         if isinstance(logger, WandbLogger | MLFlowLogger):
             _ = logger.experiment  # starts the run at the server
         return logger
