@@ -4,6 +4,8 @@ wrong, for scripts and notebooks.
 `train` does what scripts/train.py does, with a config file or with objects.
 """
 
+import contextlib
+import copy
 import inspect
 import json
 from operator import methodcaller
@@ -22,18 +24,23 @@ from lightbase.commands.flags import checkpoint_file
 from lightbase.commands.script import python_errors
 from lightbase.compat import quiet_lightning
 from lightbase.config.errors import UserError, say
-from lightbase.config.files import Values
+from lightbase.config.files import Values, relative_to_cwd
 from lightbase.config.parser import parser_of
 from lightbase.config.paths import PROJECT
 from lightbase.config.spec import CommandLine, read_spec
 from lightbase.data.module import ArrayData, loader_data
 from lightbase.model.curves import RunFolder
+from lightbase.model.module import BaseModule
 from lightbase.run.fit import best_checkpoint
+from lightbase.run.record import recorder_of
 from lightbase.setup.build import begin, instantiate
 from lightbase.setup.load import load_run, read_checkpoint, restore
 from lightbase.setup.resume import find_restart, load_restart, resumed_spec
 from lightbase.watch.figures import PredictionFigures
 from lightbase.watch.log import copied_output
+
+BEGUN = "weights_before_training"
+"""The attribute in which a module keeps its first weights."""
 
 
 def load(
@@ -75,6 +82,7 @@ def train(
     val: Any = None,
     test: Any = None,
     trust: bool = False,
+    reset: bool = False,
     **flags: Any,
 ) -> Result:
     """Train and test as `python scripts/train.py` does, with the same folder, curves
@@ -88,6 +96,8 @@ def train(
     val, test: Samples for validation and test, of the same kind as `data`, if this is
         no data module. Without `val`, a tenth of arrays and Datasets is for validation.
     trust: Continue a training also from a file that is not in your folder of runs.
+    reset: Give a module that has been trained before the weights that it had before its
+        first training. Otherwise its weights go on, and a line says so.
     flags: Flags of train.py by their last names, and arguments of Lightning's Trainer:
         max_epochs=3, name="try", monitor="val/loss", ckpt_path="last",
         callbacks=[EMA()]. With arrays or Datasets also arguments of `ArrayData`, such
@@ -113,12 +123,37 @@ def train(
             spec, model, data = command.parse([f"--config={module}", *args])
             spec.trainer |= objects
         else:
+            begin_module(model, reset, continues=bool(flags.get("ckpt_path")))
             spec, data = of_objects(model, parts, flags)
         metrics = command.train_parsed(spec, model, data, log)
         best = best_checkpoint(model.trainer)
         if best:
             restore(read_checkpoint(best), model, data, best)  # as a test does
         return Result(metrics, model)
+
+
+def begin_module(module: LightningModule, reset: bool, continues: bool) -> None:
+    """Keep the weights that a module has before its first training, in the module
+    itself. If it has been trained before, restore them with `reset`, or print a line:
+    in a loop over folds, its weights have seen the test samples of the later ones.
+
+    continues: The weights come from a checkpoint.
+    """
+    begun = vars(module).setdefault(BEGUN, copy.deepcopy(module.state_dict()))
+    if reset:
+        module.load_state_dict(begun)
+        if isinstance(module, BaseModule):
+            module.has_weights = False  # of the file that it may begin with
+    with contextlib.suppress(RuntimeError):  # raised if the module has no Trainer
+        recorder = recorder_of(module.trainer)
+        if recorder.has_started and not (reset or continues):
+            where = "a fast_dev_run"
+            if recorder.run:
+                where = relative_to_cwd(recorder.run.folder)
+            say(
+                f"{type(module).__name__} has been trained already, in {where}: its "
+                "weights go on; reset=True, or a new object, begins anew"
+            )
 
 
 def of_objects(module: Any, parts: Values, flags: Values) -> Any:

@@ -72,6 +72,12 @@ def as_tensors(values: Any) -> Any:
         values = tuple(values)
     if isinstance(values, tuple):
         return with_parts(values, *map(as_tensors, values))
+    if np.ma.is_masked(values):
+        raise UserError(
+            f"load() returned an array of which {np.ma.count_masked(values):,} values "
+            "are masked",
+            "replace them, array.filled(VALUE), or leave these samples out",
+        )
     try:
         if not isinstance(values, Tensor | list):
             values = native_array(np.asarray(values))

@@ -112,3 +112,29 @@ def test_the_mistakes_of_a_run(flags):
     title = lightbase.confusion_matrix(result).get_suptitle()
     assert title == f"{len(found)} of 100 wrong"
     assert lightbase.pictures(result, "val").keys() == {"confusion_matrix"}
+
+
+def test_a_module_that_has_been_trained_says_so_or_begins_anew(flags, capsys):
+    """In a loop over folds, it has seen the test samples of the later ones."""
+    line = "has been trained already, in "
+    first = module()
+    run = lightbase.train(first, TENSORS, **flags).folder
+    expected = weights(run)
+    assert line not in capsys.readouterr().out
+    lightbase.train(first, TENSORS, ckpt_path="last", **{**flags, "max_epochs": 2})
+    assert line not in capsys.readouterr().out
+    lightbase.train(first, TENSORS, **flags)
+    assert f"Classifier {line}{run}: its weights go on" in capsys.readouterr().out
+    again = lightbase.train(first, TENSORS, reset=True, **flags)
+    assert line not in capsys.readouterr().out
+    assert equal(weights(again.folder), expected)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_masked_values_are_refused(flags, part):
+    arrays = [X.copy(), Y.copy()]
+    arrays[part] = np.ma.masked_equal(arrays[part], arrays[part].flat[0])
+    with pytest.raises(UserError, match=r"[1-9]\d* values are masked\n.*filled"):
+        lightbase.train(module(), tuple(arrays), **flags)
+    arrays[part] = np.ma.array(arrays[part].data)  # nothing is masked
+    lightbase.train(module(), tuple(arrays), **flags)
