@@ -11,16 +11,19 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from operator import itemgetter
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -130,18 +133,94 @@ class TensorBatches(Dataset[Batch]):
         return TensorBatches(values, keeps_float64=self.keeps_float64)
 
 
+GENERATORS = (
+    torch.Generator,
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+)
+
+MAX_LOOKED_AT = 1000
+"""Objects in which the generators of a Dataset are looked for, and the longest list."""
+
+
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, generators: Sequence[Any] = ()) -> Iterator[None]:
     """Within this context, let the global generators of torch (on the CPU), Python and
-    numpy begin at this seed, in [0, 2**63). Afterwards they get their old state back,
-    except in a worker process, where nothing else draws numbers."""
+    numpy, and others, begin at this seed, in [0, 2**63). Afterwards they get their old
+    state back, except in a worker process, where nothing else draws numbers.
+
+    generators: The result of `generators_in`. Each begins at another number.
+    """
     is_worker = get_worker_info() is not None
+    states = [] if is_worker else [state_of(generator) for generator in generators]
     with nullcontext() if is_worker else isolate_rng(include_cuda=False):
         # torch.manual_seed would seed the GPUs, too
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
+        for i, generator in enumerate(generators):
+            begin_at(generator, seed + 1 + i)
         yield
+    for generator, state in zip(generators, states, strict=False):
+        set_state(generator, state)
+
+
+def generators_in(value: Any) -> list[Any]:
+    """Return the random generators that a Dataset keeps in its attributes, and in those
+    of its transforms and of other objects in them. A worker process has a copy of each:
+    without a seed, all workers would draw the same numbers in all epochs."""
+    found, waiting = [], [value]
+    seen: set[int] = set()
+    while waiting and len(seen) < MAX_LOOKED_AT:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, GENERATORS):
+            if type(value) is not random.SystemRandom:
+                found.append(value)
+        elif isinstance(value, list | tuple | dict):
+            if len(value) <= MAX_LOOKED_AT:
+                waiting += value.values() if isinstance(value, dict) else value
+        elif not isinstance(value, type | ModuleType | Tensor):
+            waiting += getattr(value, "__dict__", {}).values()
+    return found
+
+
+def begin_at(generator: Any, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    else:
+        generator.seed(seed)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator, in a form that safe loading accepts."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.RandomState):
+        state: Any = generator.get_state(legacy=False)
+    else:
+        state = generator.bit_generator.state
+    return apply_to_collection(state, np.ndarray, np.ndarray.tolist)
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Set a generator to the result of `state_of`."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
 
 
 @dataclass(eq=False)
@@ -149,8 +228,8 @@ class DatasetSamples(Dataset[Any]):
     """Samples of a map-style Dataset, read batch by batch. Random transforms do not
     depend on the number of workers, and they repeat after a resume.
 
-    For this the global generators are `seeded` with the seed of the batch while it is
-    read.
+    For this the global generators, and those of the Dataset, are `seeded` with the seed
+    of the batch while it is read.
 
     Args:
         dataset: The Dataset.
@@ -162,6 +241,10 @@ class DatasetSamples(Dataset[Any]):
     dataset: Any
     collate: Callable[[list], Any] | None = None
     index: Tensor | PermutedPart | None = None
+
+    @cached_property
+    def generators(self) -> list[Any]:
+        return generators_in(self.dataset)
 
     @property
     def targets(self) -> Any:
@@ -178,7 +261,7 @@ class DatasetSamples(Dataset[Any]):
         seed = indices.seed if isinstance(indices, Indices) else indices[0]
         if self.index is not None:
             indices = self.index[torch.tensor(indices)].tolist()
-        with seeded(seed):
+        with seeded(seed, self.generators):
             is_tensors = isinstance(self.dataset, TensorBatches)
             if hasattr(self.dataset, "__getitems__") and not is_tensors:
                 samples = self.dataset.__getitems__(indices)

@@ -53,7 +53,13 @@ from lightbase.data.splits import (
     split_labels,
 )
 from lightbase.data.stream import StreamLoader, StreamSamples, check_stream, state_of
-from lightbase.data.tensors import Batch, inputs_of, read_image, with_parts
+from lightbase.data.tensors import (
+    Batch,
+    as_tensors,
+    inputs_of,
+    read_image,
+    with_parts,
+)
 
 SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
 """Arguments that decide which samples are for training, validation and test."""
@@ -535,7 +541,7 @@ class BaseDataModule(LightningDataModule):
         if weights is not None:
             if isinstance(left, PermutedPart):
                 left = left[torch.arange(len(left))]
-            weights = torch.as_tensor(weights, dtype=torch.float64)
+            weights = as_tensors(weights).double()
             if weights.shape != (num,):
                 raise UserError(
                     f"sample_weights: {[*weights.shape]} weights for {num} samples",

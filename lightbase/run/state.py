@@ -16,7 +16,6 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -36,7 +35,12 @@ from lightbase.compat import (
 from lightbase.config.errors import UserError, say
 from lightbase.config.spec import as_plain
 from lightbase.config.yaml_files import renamed
-from lightbase.data.loader import ResumableLoader
+from lightbase.data.loader import (
+    GENERATORS,
+    ResumableLoader,
+    set_state,
+    state_of,
+)
 from lightbase.data.stream import StreamLoader
 from lightbase.model.curves import gather
 from lightbase.model.module import BaseModule, has_named_optimizer
@@ -47,9 +51,6 @@ from lightbase.model.optim import (
     schedule_length,
 )
 from lightbase.run.devices import devices_of
-
-GENERATORS = (torch.Generator, np.random.Generator, random.Random)
-"""Generators whose state a checkpoint has if they are attributes."""
 
 NEW_RUN = (
     "a new run can begin with the weights, without --ckpt_path and with "
@@ -152,26 +153,6 @@ def own_generators(trainer: Any) -> dict[str, Any]:
         for key, value in vars(owner).items()
         if isinstance(value, GENERATORS) and type(value) is not random.SystemRandom
     }
-
-
-def state_of(generator: Any) -> Any:
-    """Return the state of a generator, in a form that safe loading accepts."""
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    state = generator.bit_generator.state
-    return apply_to_collection(state, np.ndarray, np.ndarray.tolist)
-
-
-def set_state(generator: Any, state: Any) -> None:
-    """Set a generator to the result of `state_of`."""
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
 
 
 def random_state(gpus: list[torch.device]) -> dict[str, Any]:

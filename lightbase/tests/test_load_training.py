@@ -1,13 +1,15 @@
 """load(split, training): random transforms for training samples only. And
 `sample_weights`: how often each training sample is drawn."""
 
+import random
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from attached import attach, inputs_of
+from attached import attach, inputs_of, read
 from example.data.synthetic import SyntheticImages
 from given import Given
 from torch.utils.data import Dataset
@@ -207,3 +209,54 @@ def test_the_ranks_share_one_draw_and_a_resume_repeats_it() -> None:
     assert draws(96, 2, **options) != [one]
     # overfit_batches repeats the draws of one epoch
     assert draws(96, 1) == draws(96, 2)
+
+
+class Transform:
+    """Draws from generators of its own, one of each kind."""
+
+    def __init__(self) -> None:
+        self.of_torch = torch.Generator().manual_seed(0)
+        self.others = [np.random.default_rng(0), np.random.RandomState(0)]
+        self.of_python = {"random": random.Random(0)}
+
+    def __call__(self) -> Any:
+        return torch.tensor(
+            [
+                torch.rand((), generator=self.of_torch).item(),
+                *(x.random(1).item() for x in self.others),  # type: ignore[attr-defined]
+                self.of_python["random"].random(),
+            ],
+            dtype=torch.float64,
+        )
+
+
+class Drawing(Dataset[Any]):
+    def __init__(self) -> None:
+        self.transforms = [Transform()]
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transforms[0](), index
+
+
+@pytest.mark.linux
+def test_generators_of_a_transform_draw_other_numbers_in_each_worker_and_epoch():
+    """A worker has a copy of them: without seeds there were 24 draws of 48."""
+    draws = {}
+    for num_workers in (0, 2):
+        samples = Drawing()
+        options = {"num_workers": num_workers, "persistent_workers": False}
+        data = Given(samples, val_fraction=0.0, batch_size=4, **options)
+        loader = attach(data).train_dataloader()
+        epochs = []
+        for epoch in range(2):
+            loader.batch_sampler.set_epoch(epoch)
+            epochs.append(torch.cat([inputs for inputs, _ in read(loader)]))
+        draws[num_workers] = torch.cat(epochs)
+        # in this process they are the user's own again
+        assert samples.transforms[0]().equal(Transform()())
+    for column in draws[2].T.tolist():
+        assert len({*column}) == 48
+    assert draws[0].equal(draws[2])
