@@ -39,6 +39,13 @@ MAX_BATCHES = 1000
 TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 """Packages whose metrics need integers as targets."""
 
+TAKE_NUMBERS = ("torchmetrics.regression",)
+"""Packages whose metrics add up numbers. The sums are float64, because torchmetrics
+takes the difference of two of them: in float32, the R2 of targets with a large mean is
+wrong. Apple GPUs have no float64."""
+
+SUMS_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
+
 COUNTED = "counted targets"
 """The name of the share of the targets that the loss does not ignore. The loss is
 weighted by it, and it makes no curve."""
@@ -75,6 +82,9 @@ class Accumulator:
         classes: Sequence[str] = (),
     ) -> None:
         self.metrics = metrics
+        for metric in metrics.values():
+            if is_of(metric, TAKE_NUMBERS):
+                metric.set_dtype(SUMS_DTYPE)
         self.prefix = prefix
         self.classes = as_curve_names(classes)
         self.epoch: Accumulator | None = None
@@ -184,7 +194,11 @@ class Accumulator:
         An error of the metric gets a note with its name.
         """
         labels = targets
-        if isinstance(targets, Tensor) and takes_labels(metric):
+        if is_of(metric, TAKE_NUMBERS):
+            outputs, labels = map_tensors(
+                lambda x: x.to(SUMS_DTYPE), (outputs, targets)
+            )
+        if isinstance(targets, Tensor) and is_of(metric, TAKE_LABELS):
             labels = targets.long()
             # .item() would wait for the GPU: `result` looks at the number
             self.num_broken = self.num_broken + num_not_classes(
@@ -361,12 +375,11 @@ def sees_batches(metric: Metric) -> bool:
     return isinstance(metric, WrapperMetric) or getattr(metric, "per_batch", False)
 
 
-def takes_labels(metric: Metric) -> bool:
-    """Return whether a metric needs integers as targets. It does if it is a metric of
-    classes or masks from torchmetrics, a class derived from one, or a wrapper around
-    one."""
+def is_of(metric: Metric, packages: tuple[str, ...]) -> bool:
+    """Return whether a metric is of one of the packages, such as
+    "torchmetrics.regression", derived from such a metric, or a wrapper around one."""
     for part in metric.modules():
-        if any(cls.__module__.startswith(TAKE_LABELS) for cls in type(part).__mro__):
+        if any(cls.__module__.startswith(packages) for cls in type(part).__mro__):
             return True
     return False
 
