@@ -64,7 +64,8 @@ WARNINGS = (
     r"GPU available but not used|TensorFloat32 tensor cores|"
     r"torch.distributed is disabled, unavailable or uninitialized|"
     r"CUDA initialization: The NVIDIA driver|\s*Found GPU\d+ .* which is of compute|"
-    r"\s*By default only one Jsonargparse|(.|\n)*denied by the '\w+' entry of the import path|"
+    r"\s*By default only one Jsonargparse|"
+    r"(.|\n)*denied by the '\w+' entry of the import path|"
     r"The AccumulateGrad node's stream|"
     r"Grad strides do not match(.|\n)*grad.sizes\(\) = \[\d+, \d+, 1, 1\]"
 )

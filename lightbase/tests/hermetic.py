@@ -33,13 +33,16 @@ TQDMS = "tqdm_monitor"
 TORCHS = signal.SIGCHLD
 """The signal for which torch keeps a handler from the first worker of a loader on."""
 
-OF_A_TRAINING = {
+OF_OTHERS = {
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
     "PL_GLOBAL_SEED",
     "PL_SEED_WORKERS",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "CUBLAS_WORKSPACE_CONFIG",
 }
-"""Variables that a training sets, for processes that it starts and for CUDA."""
+"""Variables that scikit-learn sets when it is imported, and Lightning in each training,
+for processes that it starts and for CUDA."""
 
 WANDBS = "wandb-"
 """In the names of temporary folders that W&B removes at the end of the process."""
@@ -89,7 +92,7 @@ def state() -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in os.environ.items()
-            if name not in {"PYTEST_CURRENT_TEST", *OF_A_TRAINING}
+            if name not in {"PYTEST_CURRENT_TEST", *OF_OTHERS}
         },
         "logging handlers": {*logging.getLogger().handlers},
         "temporary files": {

@@ -172,3 +172,13 @@ def test_softmax_before_cross_entropy_is_said():
         probabilities, model, data
     )
     assert not check_outputs(probabilities.log(), model, data)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_nll_loss_on_outputs_that_are_no_logarithms_is_said(sign):
+    model = Classifier(nn.Linear(3, 4), criterion=nn.NLLLoss(), num_classes=4)
+    logits = sign * torch.randn(2, 4)
+    assert "outputs are no log-probabilities" in check_outputs(
+        logits, model, Given(None)
+    )
+    assert not check_outputs(logits.log_softmax(1), model, Given(None))

@@ -210,6 +210,12 @@ def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
     is_softmax = (outputs.float().sum(1) - 1).abs().max() < 0.001
     if is_softmax and isinstance(model.criterion, nn.CrossEntropyLoss):
         return "; outputs sum up to 1: CrossEntropyLoss has its own softmax"
+    are_logs = outputs.float().logsumexp(1).abs().max() < 0.001
+    if isinstance(model.criterion, nn.NLLLoss) and not are_logs:
+        return (
+            "; outputs are no log-probabilities, which NLLLoss takes: end the network "
+            "with nn.LogSoftmax(1), or use CrossEntropyLoss"
+        )
     return ""
 
 
