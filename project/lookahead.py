@@ -4,6 +4,9 @@ from typing import Any
 
 from lightning import Callback
 
+NUM_STEPS = 5
+"""How many steps of the optimizer lie between two updates of the averages."""
+
 
 class Lookahead(Callback):
     """Replaces the weights by their exponential moving average every five optimizer
@@ -18,7 +21,6 @@ class Lookahead(Callback):
     averages: The tensors by name, on the device of the weights.
     """
 
-    acts_every_n_steps = 5  # so batches may be trained in turns
     averages: Any = {}
 
     def state_dict(self) -> Any:
@@ -48,10 +50,10 @@ class Lookahead(Callback):
         if is_waiting and not trainer.is_last_batch:
             return  # the gradients of more batches are added before the next step
         progress = trainer.global_step / trainer.estimated_stepping_batches
-        decay = 0.95**self.acts_every_n_steps * progress**3
+        decay = 0.95**NUM_STEPS * progress**3
         if progress >= 1:
             decay = 1
-        elif trainer.global_step % self.acts_every_n_steps:
+        elif trainer.global_step % NUM_STEPS:
             return
         state = pl_module.state_dict()
         for name, average in self.averages.items():

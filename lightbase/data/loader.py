@@ -346,27 +346,6 @@ def check_targets(samples: Samples, num_classes: int, name: str) -> None:
         )
 
 
-class Turn:
-    """Several batches of one size, for one turn of Lightning's training loop.
-
-    It is no dataclass: Lightning looks for tensors in those.
-
-    values: The samples of the batches, one batch after the other.
-    num: The number of batches. Whoever makes it smaller ends the turn early: the loader
-        yields the other batches again.
-    size: The number of samples in a batch.
-    """
-
-    def __init__(self, values: Batch, num: int, size: int) -> None:
-        self.values = values
-        self.num = num
-        self.size = size
-
-    def batch(self, i: int) -> Batch:
-        part = slice(i * self.size, (i + 1) * self.size)
-        return map_tensors(itemgetter(part), self.values)
-
-
 class ResumableLoader(DataLoader[Any]):
     """A DataLoader that can resume within an epoch. Lightning saves the result of
     `state_dict` in each checkpoint, and gives it back to `load_state_dict`.
@@ -385,7 +364,6 @@ class ResumableLoader(DataLoader[Any]):
     batch_sampler: EpochBatchSampler
     num_batches = 0  # yielded in `begun_epoch`, also before a resume
     begun_epoch = 0
-    turn_length = 0  # of the next item, which is a Turn; 0: it is a batch
 
     def __init__(
         self, dataset: Any, batch_sampler: EpochBatchSampler, **options: Any
@@ -420,7 +398,7 @@ class ResumableLoader(DataLoader[Any]):
         else:
             batches = super().__iter__()
         for batch in batches:
-            self.num_batches += batch.num if isinstance(batch, Turn) else 1
+            self.num_batches += 1
             yield batch
 
     @property
@@ -435,24 +413,15 @@ class ResumableLoader(DataLoader[Any]):
         return max(1, min(MAX_BATCHES_AT_ONCE, int(MAX_BYTES_AT_ONCE / batch_bytes)))
 
     def _read_tensors(self, samples: TensorBatches) -> Iterator[Batch]:
-        """Yield the batches, which are parts of what is read together. If `turn_length`
-        is not 0, yield as many whole batches, or those that are left of this read, as a
-        Turn. A smaller batch comes alone."""
+        """Yield the batches, which are parts of what is read together."""
         size = self.batch_sampler.batch_size
         waiting = iter(self.batch_sampler)
         while chunk := [*islice(waiting, self.num_at_once)]:
             rows = samples.__getitems__([*chain.from_iterable(chunk)])
             if self.pin_memory and torch.cuda.is_available():
                 rows = map_tensors(Tensor.pin_memory, rows)
-            end = sum(map(len, chunk))
-            start = 0
-            while start < end:
-                num = min(self.turn_length, (end - start) // size)
-                self.turn_length = 0
-                part = slice(start, start + max(1, num) * size)
-                turn = Turn(map_tensors(itemgetter(part), rows), num, size)
-                yield turn if num else turn.values  # num is 0 for a single batch
-                start += max(1, turn.num) * size
+            for start in range(0, sum(map(len, chunk)), size):
+                yield map_tensors(itemgetter(slice(start, start + size)), rows)
 
     def state_dict(self) -> dict[str, int]:
         sampler = self.batch_sampler

@@ -24,9 +24,9 @@ from lightbase.data.sampler import seed_of
 from lightbase.data.splits import bytes_of
 from lightbase.data.tensors import Batch, convert_types
 
-NUM_STATES = 32
+NUM_STATES = 4
 """States that a loader keeps: Lightning may ask for a batch before it has trained the
-one before, and CUDA graphs for up to 20."""
+one before."""
 
 BEGINNING = (0, 0, None)
 """Where a worker begins: the number of its block, the samples of it that are done, and

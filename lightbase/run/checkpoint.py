@@ -157,6 +157,8 @@ class RunCheckpoint(ModelCheckpoint):
                 status=2,
             )
 
+    on_train_batch_end = None  # type: ignore[assignment]  # it writes after no batch
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.exceptions import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightbase.compat import epochs_done
+from lightbase.compat import epochs_done, written_hooks_only
 from lightbase.config.errors import (
     SEE_HELP,
     UserError,
@@ -188,7 +188,8 @@ def fit_and_test(
     without = NO_TEST
     with short_endings(trainer, recorder):
         try:
-            trainer.fit(model, data, ckpt_path=path, weights_only=True)
+            with written_hooks_only():
+                trainer.fit(model, data, ckpt_path=path, weights_only=True)
         except Exception as error:
             if path and not recorder.has_started:  # Lightning was restoring the state
                 error.add_note(note_on_state(path))

@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 
 from lightbase.config.errors import say
 from lightbase.config.files import as_table
-from lightbase.data.loader import Turn
 from lightbase.model.curves import has_pictures, log_figure, num_steps
 
 PHASES = (
@@ -60,7 +59,7 @@ MEANINGS = {
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
     "lr_scheduler_step": "optimizer",
-    "replayed_steps": "replayed_steps",  # of CudaGraphs, beside the other phases
+    "replayed_step": "replayed_step",  # of CudaGraphs, beside the other phases
     "on_train_batch_end": "logging",
     "on_validation_model_zero_grad": STEPS_END,
     "on_validation_start": STEPS_END,
@@ -140,7 +139,7 @@ class PhaseClock(PassThroughProfiler):
         self.device = device
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.phases = ["other"]  # the current phases, the innermost one last
-        self.num_calls = 0  # since the steps began; a turn counts with its batches
+        self.num_calls = 0  # since the steps began
         self.weight = 0  # for how many calls the current one counts; 0: it is not timed
         # (phase, when it began, weight); the phase "" ends a call. When it began is a
         # time in seconds, or a CUDA event on a GPU.
@@ -259,13 +258,6 @@ class StepTimer(Callback):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
         elif trainer.is_global_zero:
             self.clock = trainer.profiler = PhaseClock(trainer.strategy.root_device)
-
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Count the batches of a turn: it is one call of the training loop."""
-        if isinstance(batch, Turn) and isinstance(self.clock, PhaseClock):
-            self.clock.num_calls += batch.num - 1
 
     # Lightning calls these hooks in manual optimization, too, where it profiles nothing
     def on_before_backward(self, *_: Any) -> None:

@@ -8,7 +8,6 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from lightbase.config.errors import UserError
-from lightbase.data.loader import Turn
 from lightbase.data.tensors import tensors_in
 from lightbase.model.curves import is_log_step
 from lightbase.run.stops import in_any_process
@@ -56,8 +55,7 @@ class StopOnNan(Callback):
     def on_train_batch_end(
         self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any
     ) -> None:
-        # of a turn as the loader gave them
-        for x in tensors_in(batch.values if isinstance(batch, Turn) else batch):
+        for x in tensors_in(batch):
             if x.is_floating_point():
                 self.data_sum = self.data_sum + x.sum(dtype=torch.float32)
         if is_log_step(trainer) and "train/loss" in trainer.callback_metrics:
