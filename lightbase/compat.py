@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -418,10 +418,17 @@ class WrittenIn(dict[type, list[Any]]):
 WRITTEN_IN = WrittenIn()
 
 
-def is_written(owner: Any, hook: str) -> bool:
-    """Return whether somebody has written a hook of a callback or module, in its class
-    or as an attribute of the object."""
-    return any(hook in names for names in (vars(owner), *WRITTEN_IN[type(owner)]))
+def written(hook: str, owners: Iterable[Any]) -> Iterator[Any]:
+    """Yield the callbacks or modules for which somebody has written a hook, in the
+    class or as an attribute of the object. It calls no function for the others."""
+    for owner in owners:
+        if hook in owner.__dict__:
+            yield owner
+            continue
+        for names in WRITTEN_IN[owner.__class__]:
+            if hook in names:
+                yield owner
+                break
 
 
 @contextlib.contextmanager
@@ -431,54 +438,40 @@ def written_hooks_only() -> Iterator[None]:
     for each callback, 132 times a step with 22 callbacks. No issue is known.
 
     Every call looks again: a callback that is added, replaced or given a hook in the
-    meantime is called. The two functions call no function to find that out.
+    meantime is called.
     """
-    call_callbacks, call_module = (
-        call._call_callback_hooks,
-        call._call_lightning_module_hook,
-    )
+    functions: Any = call
+    before = call._call_callback_hooks, call._call_lightning_module_hook
 
-    def callbacks(trainer: Any, hook: str, *args: Any, **options: Any) -> None:
+    def call_callbacks(trainer: Any, hook: str, *args: Any, **options: Any) -> None:
         if hook not in STEP_HOOKS:
-            return call_callbacks(trainer, hook, *args, **options)
-        module = trainer.lightning_module
-        before = module._current_fx_name
-        for callback in trainer.callbacks:
-            if hook not in callback.__dict__:
-                for names in WRITTEN_IN[callback.__class__]:
-                    if hook in names:
-                        break
-                else:
-                    continue
+            before[0](trainer, hook, *args, **options)
+            return
+        module, profiler = trainer.lightning_module, trainer.profiler
+        outer = module._current_fx_name
+        for callback in written(hook, trainer.callbacks):
             function = getattr(callback, hook)
             if function is None:
                 continue
-            vars(module)["_current_fx_name"] = hook
-            if trainer.profiler.__class__ is PassThroughProfiler:
+            module.__dict__["_current_fx_name"] = hook  # not by the slow __setattr__
+            if profiler.__class__ is PassThroughProfiler:
                 function(trainer, module, *args)
             else:
-                name = f"[Callback]{callback.state_key}.{hook}"
-                with trainer.profiler.profile(name):
+                with profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
                     function(trainer, module, *args)
-        vars(module)["_current_fx_name"] = before
+        module.__dict__["_current_fx_name"] = outer
 
-    def of_module(trainer: Any, hook: str, *args: Any, **options: Any) -> Any:
-        if hook in STEP_HOOKS:
-            module = trainer.lightning_module
-            if hook not in module.__dict__:
-                for names in WRITTEN_IN[module.__class__]:
-                    if hook in names:
-                        break
-                else:
-                    return None
-        return call_module(trainer, hook, *args, **options)
+    def call_module(trainer: Any, hook: str, *args: Any, **options: Any) -> Any:
+        if hook in STEP_HOOKS and not [*written(hook, [trainer.lightning_module])]:
+            return None
+        return before[1](trainer, hook, *args, **options)
 
-    call._call_callback_hooks, call._call_lightning_module_hook = callbacks, of_module
+    functions._call_callback_hooks = call_callbacks
+    functions._call_lightning_module_hook = call_module
     try:
         yield
     finally:
-        call._call_callback_hooks = call_callbacks
-        call._call_lightning_module_hook = call_module
+        functions._call_callback_hooks, functions._call_lightning_module_hook = before
 
 
 def replace_optimization(trainer: Any, run: Callable[..., Any]) -> Callable[..., Any]:

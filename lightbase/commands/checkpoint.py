@@ -21,7 +21,7 @@ from lightbase.config.paths import PROJECT
 from lightbase.config.spec import RunSpec
 from lightbase.model.curves import Picture, is_of_class
 from lightbase.run.devices import cpu_threads
-from lightbase.run.fit import make_trainer
+from lightbase.run.fit import make_trainer, users_callbacks
 from lightbase.run.record import best_callback, recorder_of
 from lightbase.setup.load import load_run
 
@@ -43,10 +43,8 @@ def trainer_of(
     """Yield a Trainer for a test or a prediction, without logger and checkpoints, with
     the run's flags, and a progress bar."""
     register_strategies()
-    callbacks = [*callbacks, *progress_bar(spec)]
-    trainer = make_trainer(
-        spec, model, callbacks, logger=False, enable_checkpointing=False
-    )
+    callbacks = [*users_callbacks(spec, model), *callbacks, *progress_bar(spec)]
+    trainer = make_trainer(spec, callbacks, logger=False, enable_checkpointing=False)
     with cpu_threads(spec.config.num_threads):
         yield trainer
 
@@ -99,9 +97,7 @@ class Result(dict[str, Any]):
         self.module = module
         recorder = recorder_of(module.trainer)
         self.epochs = recorder.history
-        self.folder: Path | None = None
-        if recorder.run:
-            self.folder = recorder.run.folder
+        self.folder = recorder.folder
         best = best_callback(module.trainer)
         self.best_epoch: int | None = getattr(best, "best_epoch", None) or None
 

@@ -148,8 +148,8 @@ def begin_module(module: LightningModule, reset: bool, continues: bool) -> None:
         recorder = recorder_of(module.trainer)
         if recorder.has_started and not (reset or continues):
             where = "a fast_dev_run"
-            if recorder.run:
-                where = relative_to_cwd(recorder.run.folder)
+            if recorder.folder:
+                where = relative_to_cwd(recorder.folder)
             say(
                 f"{type(module).__name__} has been trained already, in {where}: its "
                 "weights go on; reset=True, or a new object, begins anew"

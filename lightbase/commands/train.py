@@ -3,17 +3,23 @@
 `train_flags` parses the flags and builds the model and the data (`parse`), then trains
 and tests them (`train_parsed`). sweep.py, tune.py and commands/python.py call these
 functions.
-`make_extras` lists the callbacks that only watch: one that is deleted loses its lines
-here, and nothing else changes.
+`make_callbacks` lists the callbacks of a training, with the reason for their order.
 """
 
 import functools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightbase.commands.script import run_command
@@ -29,8 +35,11 @@ from lightbase.config.spec import (
     default_experiment,
     new_spec,
 )
+from lightbase.model.curves import RunFolder
 from lightbase.model.module import BaseModule
+from lightbase.model.monitor import Monitor
 from lightbase.run import fit
+from lightbase.run.checkpoint import AverageFollows, RunCheckpoint, ValidatedWeights
 from lightbase.run.devices import (
     DataParallelStrategy,
     FullyShardedStrategy,
@@ -38,8 +47,17 @@ from lightbase.run.devices import (
     check_one_device,
     cpu_threads,
 )
+from lightbase.run.fit import users_callbacks
 from lightbase.run.folder import root_folder
+from lightbase.run.record import RunRecorder
 from lightbase.run.signals import SIGNALS
+from lightbase.run.state import (
+    PlateauFirst,
+    RandomState,
+    ResumedOptimizer,
+    WholeEpochs,
+)
+from lightbase.run.stops import BetweenSteps, Patience
 from lightbase.setup.build import build
 from lightbase.setup.load import Loaded
 from lightbase.setup.resume import find_restart, load_restart, resumed_spec
@@ -53,6 +71,9 @@ from lightbase.watch.loggers import LoggedSettings, open_loggers
 from lightbase.watch.progress import EpochLines, TrainingProgressBar
 from lightbase.watch.step_timer import StepTimer, advice
 from lightbase.watch.stop_on_nan import StopOnNan
+
+EPOCH_FILES = "epoch_{epoch:03d}"
+"""The names of the checkpoints of --keep_every_epoch."""
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
@@ -160,7 +181,7 @@ def train_parsed(
     # a caller that handles no signals, such as a test, gets its handlers back
     with SIGNALS.handled(), cpu_threads(spec.config.num_threads):
         metrics, trainer = fit.train(
-            spec, model, data, dry_run, loggers, make_extras(spec)
+            spec, model, data, dry_run, loggers, make_callbacks
         )
         text = advice(trainer, busy_shares(trainer))
     if text:
@@ -176,22 +197,109 @@ def register_strategies() -> None:
     StrategyRegistry.register("fsdp2_sharded", ShardedCheckpoints, override=True)
 
 
-def make_extras(spec: RunSpec) -> list[Callback]:
-    """Return the callbacks of a training that only watch, in the order in which they
-    are called: the weights are the same without them. The flags choose some of them.
+def make_callbacks(
+    spec: RunSpec,
+    model: LightningModule,
+    recorder: RunRecorder,
+    monitor: Monitor | None,
+) -> list[Callback]:
+    """Return the callbacks of a training, in the order in which Lightning calls them:
+    what happens in a training beside its steps. Lightning calls checkpoints last. One
+    that only watches may be deleted here: the weights are the same without it.
+
+    monitor: The metric that compares epochs, or None.
+
+    Raise UserError if the config has a callback that does not go with a run.
     """
     config = spec.config
-    extras: list[Callback] = [EnvironmentFile()]
-    if config.stop_on_nan:
-        extras.append(StopOnNan())
-    extras.append(PredictionFigures(config.figures_every_n_epochs))
-    if config.step_timer:
-        extras.append(StepTimer(config.step_timer == "table"))
-    if config.device_monitor:
-        extras.append(DeviceMonitor())
-    if config.cuda_graphs is True:
-        extras.append(CudaGraphs())
-    return [*extras, EpochLines(), *progress_bar(spec), LoggedSettings(spec)]
+    check_callbacks(as_list(spec.trainer["callbacks"]))
+    folder = root_folder(config)
+    if recorder.run:
+        folder = recorder.run.checkpoints
+    last = best = None
+    if config.trainer.enable_checkpointing is not False:
+        last = RunCheckpoint(folder, "last", minutes=config.checkpoint_minutes)
+        best = best_checkpoint(config, folder, monitor)
+    nan = config.stop_on_nan and StopOnNan()
+    devices = config.device_monitor and DeviceMonitor()
+    watching = [x for x in (nan, devices) if x]
+    callbacks = [
+        # before averages of the user's: a validation measures what is saved
+        AverageFollows(),
+        monitor and ValidatedWeights(),
+        # the curves first: the user's callbacks see what they log
+        *users_callbacks(spec, model),
+        # the state beside the weights, which they restore before the first step
+        ResumedOptimizer(),
+        WholeEpochs(),
+        RandomState(),
+        # acts in each step, as only the curves and the bar do otherwise
+        BetweenSteps(last, watching),
+        # the folder, before those that write into it
+        RunFolder(recorder.folder),
+        recorder,  # before EpochLines, which shows its history
+        EnvironmentFile(),
+        # they only watch
+        *watching,
+        PredictionFigures(config.figures_every_n_epochs),
+        config.step_timer and StepTimer(config.step_timer == "table"),
+        EpochLines(),
+        *progress_bar(spec),
+        LoggedSettings(spec),
+        # trains a batch when the training starts, after all others have begun
+        config.cuda_graphs is True and CudaGraphs(),
+        # an epoch is measured: it may be the last one, or the best one
+        monitor and config.patience and Patience(monitor, config.patience),
+        last and PlateauFirst(),
+        best,
+        last and config.keep_every_epoch and RunCheckpoint(folder, EPOCH_FILES),
+        last,  # after best.ckpt, so that it records the new best value
+    ]
+    return [x for x in callbacks if isinstance(x, Callback)]
+
+
+def best_checkpoint(config: Any, folder: Path, monitor: Monitor | None) -> Callback:
+    """Return the callback that writes best.ckpt. With a monitor it may be written after
+    each validation, also within an epoch. Without one, it is the newest epoch."""
+    name, mode = monitor or (None, "min")
+    every_n_epochs: int | None = 1
+    if monitor:
+        every_n_epochs = config.trainer.check_val_every_n_epoch
+        if config.trainer.val_check_interval not in (None, 1.0):
+            every_n_epochs = None  # after every validation
+    return RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
+
+
+def check_callbacks(callbacks: list[Callback]) -> None:
+    """Raise UserError for callbacks of the config that do not go with a run.
+
+    A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
+    size or a learning rate would train with other settings than the run records. An
+    average after the last validation would never be in best.ckpt.
+    """
+    for callback in callbacks:
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            raise UserError(
+                f"trainer.callbacks: a {type(callback).__name__} changes a setting of "
+                "the run; search before the run, with scripts/tune.py",
+                status=2,
+            )
+        if isinstance(callback, StochasticWeightAveraging):
+            raise UserError(
+                "trainer.callbacks: StochasticWeightAveraging averages weights after "
+                "the last validation",
+                "use WeightAveraging of Lightning, by steps",
+                2,
+            )
+        if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
+            continue
+        if callback.save_last or callback.filename in ("best", "last"):
+            raise UserError(
+                "trainer.callbacks: this ModelCheckpoint would write over best.ckpt or "
+                "last.ckpt of the run",
+                "give it a dirpath",
+                2,
+            )
 
 
 def progress_bar(spec: RunSpec) -> list[Callback]:

@@ -17,7 +17,7 @@ from lightbase.data.module import BaseDataModule
 from lightbase.model.module import BaseModule
 from lightbase.run.checkpoint import AtomicCheckpointIO
 from lightbase.run.devices import check_one_device
-from lightbase.run.fit import make_trainer
+from lightbase.run.fit import make_trainer, users_callbacks
 from lightbase.run.folder import make_version, root_folder
 from lightbase.watch.dry_run import dry_run
 
@@ -42,8 +42,7 @@ def run(options: Namespace) -> list[str]:
     finders = make_finders(options, data)
     trainer = make_trainer(
         spec,
-        model,
-        callbacks=list(finders.values()),
+        [*users_callbacks(spec, model), *finders.values()],
         default_root_dir=folder,  # the finders write the weights there for a while
         plugins=[AtomicCheckpointIO()],
         logger=False,

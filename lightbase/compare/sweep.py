@@ -43,7 +43,7 @@ from lightbase.model.metrics import Accumulator
 from lightbase.model.module import BaseModule
 from lightbase.model.monitor import choose_monitor
 from lightbase.run.devices import check_one_device
-from lightbase.run.fit import make_trainer, run_test
+from lightbase.run.fit import make_trainer, run_test, users_callbacks
 from lightbase.run.folder import check_same_settings, root_folder, script_command
 from lightbase.run.results import Row, find_runs, numbers_of
 from lightbase.run.signals import SIGNALS, Stopped
@@ -479,8 +479,9 @@ def pooled_metrics(root: Path, folders: Sequence[Path]) -> dict[str, float]:
     for folder in folders:
         flags = [f"--trainer.default_root_dir={root}", "--trainer.devices=1"]
         spec, model, data = load_run(folder / "checkpoints" / "best.ckpt", flags)
+        callbacks = [pool, *users_callbacks(spec, model)]
         trainer = make_trainer(
-            spec, model, first=[pool], logger=False, enable_checkpointing=False
+            spec, callbacks, logger=False, enable_checkpointing=False
         )
         run_test(trainer, model, data, None)
     if pool.means is None:  # not a BaseModule

@@ -64,7 +64,7 @@ FLAGS = [
     ("keep_every_epoch", bool, False),
     ("checkpoint_minutes", NonNegativeFloat, 10.0),
     ("test", bool, True),
-    # the callbacks that only watch: see `make_extras` in lightbase/commands/train.py
+    # the callbacks that only watch: see `make_callbacks` in lightbase/commands/train.py
     ("try_network", bool, True),
     ("stop_on_nan", bool, True),
     ("device_monitor", bool, True),

@@ -150,6 +150,8 @@ class Curves(Callback):
     ignored_target: The target that no metric counts, or None if there is none.
     """
 
+    is_recordable = True  # in a CUDA graph: the rates stay while it is replayed
+
     def __init__(self) -> None:
         self.means: dict[str, Accumulator] = {}
         self.rates: dict[str, float | Tensor] = {}

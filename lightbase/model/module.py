@@ -97,7 +97,7 @@ class BaseModule(LightningModule):
     need it; docs/tensorboard.md lists the shapes."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
-    # the outputs and targets that `track` got in the newest step
+    # the outputs and targets that `track` got in the newest step of an evaluation
     tracked: tuple[Any, Any] | None = None
 
     def __init__(
@@ -227,7 +227,8 @@ class BaseModule(LightningModule):
         Raise UserError if `loss` has several numbers.
         """
         outputs = map_tensors(Tensor.detach, outputs)
-        self.tracked = outputs, targets
+        if stage != "train":
+            self.tracked = outputs, targets
         curves = self.curves_callback
         if not curves.means:  # called without a Trainer
             return

@@ -6,7 +6,7 @@ follow, then the callbacks and the Trainer of a run.
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import filterfalse
 from pathlib import Path
@@ -17,11 +17,7 @@ import torch
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    LearningRateFinder,
-    ModelCheckpoint,
     ProgressBar,
-    StochasticWeightAveraging,
     WeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
@@ -46,13 +42,11 @@ from lightbase.config.errors import (
 )
 from lightbase.config.files import as_text, json_text, read_json, relative_to_cwd
 from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
-from lightbase.model.curves import RunFolder, is_of_class
+from lightbase.model.curves import is_of_class
 from lightbase.model.module import BaseModule
-from lightbase.model.monitor import Monitor, choose_monitor
+from lightbase.model.monitor import choose_monitor
 from lightbase.run.checkpoint import (
     AtomicCheckpointIO,
-    AverageFollows,
-    RunCheckpoint,
     ValidatedWeights,
 )
 from lightbase.run.devices import (
@@ -66,16 +60,9 @@ from lightbase.run.record import RunRecorder, best_callback, recorder_of
 from lightbase.run.results import read_file
 from lightbase.run.signals import SIGNALS, Stopped
 from lightbase.run.state import (
-    PlateauFirst,
-    RandomState,
-    ResumedOptimizer,
-    WholeEpochs,
     note_on_state,
 )
 from lightbase.run.stops import (
-    BetweenSteps,
-    Patience,
-    StopWithoutLoss,
     end_processes,
 )
 
@@ -88,7 +75,7 @@ def train(
     open_loggers: Callable[
         [RunSpec, LockedFolder | None], AbstractContextManager[list[Logger]]
     ],
-    watching: Sequence[Callback] = (),
+    make_callbacks: Callable[..., list[Callback]],
 ) -> tuple[dict[str, Any], Trainer]:
     """Train and test. Return the content of metrics.json, and the Trainer.
 
@@ -101,7 +88,8 @@ def train(
         dry_run: Tries the parts of the run. Only the first process calls it.
         open_loggers: Returns a context in which the run's loggers are open. It gets
             None in a process that writes nothing.
-        watching: Callbacks that do not change the training.
+        make_callbacks: Returns the callbacks of the run, from the record, the model,
+            the run's RunRecorder and the metric that compares epochs, or None.
 
     Raises:
         UserError: For a mistake of the user.
@@ -117,22 +105,19 @@ def train(
     if rank() == 0 and not config.trainer.fast_dev_run:
         run = LockedFolder(root, config.name, spec.folder)
     try:
-        folder = root
-        if run:
-            folder = run.checkpoints
-        callbacks = make_callbacks(spec, folder, run, monitor, watching)
-        validated = ValidatedWeights()
-        checkpoint_io = AtomicCheckpointIO()
-        if monitor:  # without one, no validation has measured best.ckpt
-            checkpoint_io.validated = validated
+        text = as_yaml(spec)
+        values = check_round_trip(spec, text)
+        if run and run.is_new:
+            run.write("config.yaml", text)  # a run that is killed soon can start again
+        recorder = RunRecorder(values, text, run)
+        callbacks = make_callbacks(spec, model, recorder, monitor)
         with open_loggers(spec, run) as loggers:
+            checkpoint_io = AtomicCheckpointIO()
+            for callback in callbacks:
+                if isinstance(callback, ValidatedWeights):
+                    checkpoint_io.validated = callback
             trainer = make_trainer(
-                spec,
-                model,
-                callbacks,
-                first=[AverageFollows(), validated],
-                logger=loggers or False,
-                plugins=[checkpoint_io],
+                spec, callbacks, logger=loggers or False, plugins=[checkpoint_io]
             )
             metrics = fit_and_test(trainer, model, data, spec, run)
             return metrics, trainer
@@ -353,113 +338,13 @@ def say_results(
         say(f"  {name:<40}{as_text(values[name])}")
 
 
-def make_callbacks(
-    spec: RunSpec,
-    folder: Path,
-    run: LockedFolder | None,
-    monitor: Monitor | None,
-    watching: Sequence[Callback],
-) -> list[Callback]:
-    """Build the callbacks of a run, in their order, and write config.yaml into the
-    folder of a new run. `make_trainer` puts those of the config before them. Lightning
-    calls checkpoints last.
-
-    Args:
-        folder: The folder of the checkpoints. Lightning gives all processes the folder
-            of the first one.
-        monitor: The metric that compares epochs, or None.
-
-    Raises:
-        UserError: If the config has a callback that does not go with a run, or cannot
-            be read again from YAML.
-    """
-    config = spec.config
-    check_callbacks(as_list(spec.trainer["callbacks"]))
-    text = as_yaml(spec)
-    values = check_round_trip(spec, text)
-    if run and run.is_new:
-        run.write("config.yaml", text)  # a run that is killed soon can start again
-    checkpoints: list[Callback] = []
-    last = None
-    if config.trainer.enable_checkpointing is not False:
-        last = RunCheckpoint(folder, "last", minutes=config.checkpoint_minutes)
-        # after best.ckpt, so that last.ckpt records the new best value
-        checkpoints = [*make_checkpoints(config, folder, monitor), last]
-    callbacks: list[Callback] = [
-        ResumedOptimizer(),
-        WholeEpochs(),
-        RandomState(),
-        BetweenSteps(last),
-        StopWithoutLoss(),
-        RunFolder(run.folder if run else None),
-        RunRecorder(values, text, run),  # before EpochLines, which shows its history
-        *watching,
-    ]
-    if monitor and config.patience is not None:
-        callbacks.append(
-            Patience(
-                monitor.name,
-                patience=config.patience,
-                mode=monitor.mode,
-                check_on_train_epoch_end=False,
-            )
-        )
-    return [*callbacks, *checkpoints]
-
-
-def make_checkpoints(
-    config: Any, folder: Path, monitor: Monitor | None
-) -> list[Callback]:
-    """Build the callbacks that write the checkpoints of a run, except last.ckpt, in
-    their order.
-
-    With a monitor, best.ckpt may be written after each validation, also within an
-    epoch. Without one, it is the newest epoch.
-    """
-    every_n_epochs: int | None = 1
-    if monitor:
-        every_n_epochs = config.trainer.check_val_every_n_epoch
-        if config.trainer.val_check_interval not in (None, 1.0):
-            # after every validation, also in the middle of an epoch
-            every_n_epochs = None
-    name, mode = monitor or (None, "min")
-    best = RunCheckpoint(folder, "best", name, mode, every_n_epochs=every_n_epochs)
-    callbacks: list[Callback] = [PlateauFirst(), best]
-    if config.keep_every_epoch:
-        callbacks.append(RunCheckpoint(folder, "epoch_{epoch:03d}"))
+def users_callbacks(spec: RunSpec, model: LightningModule) -> list[Callback]:
+    """Return the callback that logs the curves, and those of the settings, which see
+    what it logs. The user may override `configure_callbacks`."""
+    callbacks = as_list(spec.trainer["callbacks"])
+    if isinstance(model, BaseModule):
+        return [model.curves_callback, *callbacks]
     return callbacks
-
-
-def check_callbacks(callbacks: list[Callback]) -> None:
-    """Raise UserError for callbacks of the config that do not go with a run.
-
-    A ModelCheckpoint may not write over best.ckpt or last.ckpt. A finder of a batch
-    size or a learning rate would train with other settings than the run records. An
-    average after the last validation would never be in best.ckpt.
-    """
-    for callback in callbacks:
-        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            raise UserError(
-                f"trainer.callbacks: a {type(callback).__name__} changes a setting of "
-                "the run; search before the run, with scripts/tune.py",
-                status=2,
-            )
-        if isinstance(callback, StochasticWeightAveraging):
-            raise UserError(
-                "trainer.callbacks: StochasticWeightAveraging averages weights after "
-                "the last validation",
-                "use WeightAveraging of Lightning, by steps",
-                2,
-            )
-        if not isinstance(callback, ModelCheckpoint) or callback.dirpath:
-            continue
-        if callback.save_last or callback.filename in ("best", "last"):
-            raise UserError(
-                "trainer.callbacks: this ModelCheckpoint would write over best.ckpt or "
-                "last.ckpt of the run",
-                "give it a dirpath",
-                2,
-            )
 
 
 NAMED_OR_CLASS = {
@@ -471,19 +356,11 @@ NAMED_OR_CLASS = {
 of what it names}"""
 
 
-def make_trainer(
-    spec: RunSpec,
-    model: LightningModule,
-    callbacks: Sequence[Callback] = (),
-    first: Sequence[Callback] = (),
-    **options: Any,
-) -> Trainer:
+def make_trainer(spec: RunSpec, callbacks: list[Callback], **options: Any) -> Trainer:
     """Return the Trainer that the settings of a run describe.
 
     Args:
-        callbacks: Called after the callbacks of the settings.
-        first: Called before all others. The callback that logs the curves of a
-            BaseModule comes directly after them.
+        callbacks: All callbacks, also those of the settings.
         options: Arguments that replace the settings, except `plugins`, which are added.
             A CheckpointIO of the settings takes the place of ours.
 
@@ -501,9 +378,6 @@ def make_trainer(
             "least",
             status=2,
         )
-    callbacks = [*first, *as_list(spec.trainer["callbacks"]), *callbacks]
-    if isinstance(model, BaseModule):  # the user may override configure_callbacks
-        callbacks.insert(len(first), model.curves_callback)
     if trainer_options["enable_progress_bar"] is None:
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         trainer_options["enable_progress_bar"] = has_bar

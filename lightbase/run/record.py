@@ -5,6 +5,7 @@ Read `RunRecorder` first, the callback that writes config.yaml and progress.json
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -46,6 +47,10 @@ class RunRecorder(Callback):
         self.seconds_before = 0.0  # of training, before a resume
         self.start: float | None = None
 
+    @property
+    def folder(self) -> Path | None:
+        return self.run.folder if self.run else None
+
     def state_dict(self) -> Values:
         return {"train_seconds": self.train_seconds(), "history": self.history}
 
@@ -77,7 +82,7 @@ class RunRecorder(Callback):
         """Write progress.json after the checkpoints of the last epoch are written."""
         self.write_progress(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def note_step(self, trainer: Trainer) -> None:
         """Write progress.json after the first step: now the run keeps its folder."""
         if not self.has_stepped and num_steps(trainer):
             self.has_stepped = True

@@ -201,13 +201,8 @@ class WholeEpochs(Callback):
 
     Lightning counts an epoch that max_steps or max_time cuts short, so a resume would
     leave out its rest. With max_steps, it takes the end of an epoch for the middle of
-    the next one, and leaves out the validation after the last step.
+    the next one.
     """
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Let Lightning validate after the last step of max_steps."""
-        if 0 < trainer.max_steps <= trainer.global_step:
-            trainer.should_stop = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]

@@ -7,6 +7,7 @@ for another one would wait forever.
 
 import functools
 import multiprocessing
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,37 +24,12 @@ from lightbase.compat import (
     started_processes,
 )
 from lightbase.config.errors import UserError, say
+from lightbase.model.curves import is_log_step
+from lightbase.model.monitor import Monitor
 from lightbase.run.checkpoint import RunCheckpoint
 from lightbase.run.record import recorder_of
 from lightbase.run.signals import SIGNALS
 from lightbase.run.state import can_resume
-
-
-class StopWithoutLoss(Callback):
-    """Stops if training_step has returned None for all batches of an epoch, because
-    nothing was trained. A model with manual optimization is not checked."""
-
-    has_loss: bool | None = None  # before the first batch of an epoch
-
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        self.has_loss = None
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        is_manual = not pl_module.automatic_optimization
-        self.has_loss = bool(self.has_loss or is_manual or outputs)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not in_any_process(trainer, self.has_loss is not False):
-            step = f"training_step of {type(pl_module).__name__}"
-            batches = f"all batches of epoch {trainer.current_epoch + 1}"
-            raise UserError(
-                f"{step} returned None in {batches}: nothing was trained",
-                "let it return the loss of the batch",
-            )
 
 
 def in_any_process(trainer: Trainer, decision: Any) -> bool:
@@ -63,9 +39,13 @@ def in_any_process(trainer: Trainer, decision: Any) -> bool:
 
 
 class BetweenSteps(Callback):
-    """Stops at Ctrl-C, SIGTERM or SIGHUP, between two optimizer steps, where the state
-    can be saved. `lightbase.run.signals` keeps the signal until then. In a long epoch,
-    writes last.ckpt there every --checkpoint_minutes.
+    """Acts in each step: it stops the training where it has to stop, calls those that
+    only watch, and writes last.ckpt in a long epoch.
+
+    It stops at Ctrl-C, SIGTERM or SIGHUP, between two optimizer steps, where the state
+    can be saved. `lightbase.run.signals` keeps the signal until then. There it also
+    writes last.ckpt, every --checkpoint_minutes. It ends the run if training_step has
+    returned None for all batches of an epoch: nothing was trained.
 
     A single process stops after the next optimizer step. Several processes exchange
     every 10 steps whether one of them got a signal, or finds last.ckpt due. A signal in
@@ -77,13 +57,21 @@ class BetweenSteps(Callback):
     for the GPU each time.
 
     last: Writes last.ckpt. None if the run has no checkpoints.
+    watching: Their `watch(trainer, batch, is_log_step)` is called after each batch.
+    has_loss: Whether a batch of this epoch had a loss. None before the first batch, and
+        true with manual optimization.
     """
+
+    has_loss: bool | None = None
 
     every_n_steps = 10
     """How often several processes exchange whether one got a signal."""
 
-    def __init__(self, last: RunCheckpoint | None = None) -> None:
+    def __init__(
+        self, last: RunCheckpoint | None = None, watching: Sequence[Any] = ()
+    ) -> None:
         self.last = last
+        self.watching = watching
         self.num_calls = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -106,7 +94,29 @@ class BetweenSteps(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Stop after the checkpoints of the previous epoch."""
+        self.has_loss = None
         self.exchange(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        has_loss = self.has_loss or outputs or not pl_module.automatic_optimization
+        self.has_loss = bool(has_loss)
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True  # so Lightning validates after the last step
+        recorder_of(trainer).note_step(trainer)
+        is_log = is_log_step(trainer)
+        for callback in self.watching:
+            callback.watch(trainer, batch, is_log)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not in_any_process(trainer, self.has_loss is not False):
+            step = f"training_step of {type(pl_module).__name__}"
+            batches = f"all batches of epoch {trainer.current_epoch + 1}"
+            raise UserError(
+                f"{step} returned None in {batches}: nothing was trained",
+                "let it return the loss of the batch",
+            )
 
     def between_steps(self, trainer: Trainer) -> None:
         """Stop or write last.ckpt between two optimizer steps, if the processes
@@ -172,6 +182,14 @@ def end_processes(trainer: Trainer) -> None:
 class Patience(EarlyStopping):
     """Early stopping that also holds in a resumed run. A run that early stopping has
     ended trains on only if the patience has been raised."""
+
+    def __init__(self, monitor: Monitor, patience: int) -> None:
+        super().__init__(
+            monitor.name,
+            patience=patience,
+            mode=monitor.mode,
+            check_on_train_epoch_end=False,
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the checkpoint, but keep the patience of this start."""

@@ -28,8 +28,8 @@ def main() -> None:
     from lightning import Callback
     from torchvision.datasets import CIFAR10
 
-    from lightbase.commands.train import main as train_main
-    from lightbase.run import fit as train
+    from lightbase.commands import train
+    from lightbase.run import fit
     from lightbase.run.checkpoint import AtomicCheckpointIO
 
     # the images are made by the test
@@ -64,8 +64,8 @@ def main() -> None:
 
     make = train.make_callbacks
     train.make_callbacks = lambda *args: [*make(*args), Count()]
-    train.AtomicCheckpointIO = CountedIO  # type: ignore[misc]
-    train_main()
+    fit.AtomicCheckpointIO = CountedIO  # type: ignore[misc]
+    train.main()
     print(json.dumps({"steps": steps[1:], "checkpoint": checkpoint}))
 
 

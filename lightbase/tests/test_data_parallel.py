@@ -107,5 +107,5 @@ def test_a_compiled_network_is_not_split_and_the_flag_takes_dp(tmp_path, monkeyp
     # as if there were GPUs
     monkeypatch.setattr("lightbase.run.fit.check_devices", lambda *_: None)
     parsed = parse([*args, "--trainer.strategy", "dp"])
-    strategy = make_trainer(*parsed[:2], logger=False).strategy
+    strategy = make_trainer(parsed[0], [], logger=False).strategy
     assert isinstance(strategy, DataParallelStrategy)

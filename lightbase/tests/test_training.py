@@ -267,7 +267,7 @@ def test_a_signal_before_the_training_ends_it_without_a_trace(
     train, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        "lightbase.run.fit.make_callbacks",
+        "lightbase.commands.train.make_callbacks",
         lambda *_: signal.raise_signal(signal.SIGINT),
     )
     with pytest.raises(SystemExit) as caught:

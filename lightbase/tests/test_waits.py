@@ -17,7 +17,7 @@ from lightning import Callback
 from torch import Tensor
 
 from lightbase import crop_and_flip
-from lightbase.run import fit
+from lightbase.commands import train
 
 pytestmark = pytest.mark.gpu
 FLAGS = "--trainer.accelerator gpu --trainer.log_every_n_steps 7 "
@@ -118,8 +118,8 @@ class Cropped(SyntheticImages):
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     watch = Watch()
-    make = fit.make_callbacks
-    monkeypatch.setattr(fit, "make_callbacks", lambda *args: [*make(*args), watch])
+    make = train.make_callbacks
+    monkeypatch.setattr(train, "make_callbacks", lambda *args: [*make(*args), watch])
 
     with real_gpu(watch.tell):
         yield watch

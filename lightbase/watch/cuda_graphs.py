@@ -23,10 +23,10 @@ from torch import Tensor
 
 from lightbase.compat import (
     count_optimizer_step,
-    is_written,
     replace_optimization,
     set_batch,
     trial_counters,
+    written,
 )
 from lightbase.config.errors import UserError, first_line, own_line
 from lightbase.data.loader import ResumableLoader
@@ -348,7 +348,7 @@ def obstacles(trainer: Any) -> Iterator[str]:
         "the optimizer is not fused": not all(group.get("fused") for group in groups),
     }
     yield from (text for text, is_so in problems.items() if is_so)
-    for owner in (model, *trainer.callbacks):
-        for hook in (*STEP_HOOKS, *OWN_STEP):
-            if is_written(owner, hook) and not getattr(owner, "is_recordable", False):
+    for hook in (*STEP_HOOKS, *OWN_STEP):
+        for owner in written(hook, (model, *trainer.callbacks)):
+            if not getattr(owner, "is_recordable", False):
                 yield f"a replay would not call {hook} of {type(owner).__name__}"

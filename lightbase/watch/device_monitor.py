@@ -9,7 +9,7 @@ import torch
 from lightning import Callback
 
 from lightbase.config.errors import say
-from lightbase.model.curves import is_log_step, log_values
+from lightbase.model.curves import log_values
 from lightbase.run.devices import devices_of
 
 try:
@@ -63,9 +63,10 @@ class DeviceMonitor(Callback):
             if gpu.type == "cuda":
                 self.readers |= gpu_readers(gpu)
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def watch(self, trainer: Any, _: Any, is_log_step: bool) -> None:
+        """Read the devices if it is time. `BetweenSteps` calls this."""
         now = time.monotonic()
-        if now - self.read_at < INTERVAL_S or not is_log_step(trainer):
+        if not is_log_step or now - self.read_at < INTERVAL_S:
             return
         self.read_at = now
         values = {}

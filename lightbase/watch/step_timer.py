@@ -7,7 +7,6 @@ the result with RULES. docs/tensorboard.md says what to do about each phase.
 """
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Sequence
@@ -35,12 +34,12 @@ PHASES = (
 curves, the progress bar and other callbacks at the end of a batch; other is the rest of
 Lightning's loop."""
 
-# The first calls after a pause are timed, and then one call in 11, which counts for 11.
-# The usual logging intervals, such as 50, are no multiples of 11, so log steps are
-# timed neither always nor never.
-NUM_FIRST = 100
+NUM_FIRST = 20
+"""Calls after a pause that are all timed."""
 
-SAMPLE_EVERY = 11
+WINDOW, PERIOD = 20, 180
+"""Then so many calls are timed of so many. The usual logging intervals, such as 100,
+are no divisors of the period, so a part of the log steps is timed."""
 
 MAX_MARKS = 20_000  # that may wait to be read: on a GPU each one is a CUDA event
 
@@ -54,7 +53,7 @@ MEANINGS = {
     "on_before_batch_transfer": "transfer_transforms",
     "batch_to_device": "transfer_transforms",
     "training_step": "forward",
-    "backward_of_loss": "backward",  # of StepTimer's hooks
+    "backward": "backward",
     "optimizer_step": "optimizer",
     "optimizer_zero_grad": "optimizer",
     "configure_gradient_clipping": "optimizer",
@@ -82,8 +81,8 @@ RULES = (
     (
         "idle",
         0.4,
-        "The GPU was idle {:.0%} of the time; try a larger --data.batch_size, "
-        "--cuda_graphs true, or --trainer.precision bf16-mixed",
+        "The GPU was idle {:.0%} of the time: the network is small; try --cuda_graphs "
+        "true, or a larger --data.batch_size",
     ),
     (
         "transfer_transforms",
@@ -106,16 +105,14 @@ RULES = (
 )
 
 
-@functools.cache
-def meaning(action_name: str) -> str:
-    """Return what an action means for the clock, see MEANINGS. Return "" if it means
-    nothing. Answers are cached, because Lightning passes some eighty names in each
-    step.
+class Meanings(dict[str, str]):
+    """{action: what it means for the clock, see MEANINGS, or ""}. An action has the
+    name that Lightning gives it, such as
+    "[Strategy]SingleDeviceStrategy.training_step"."""
 
-    action_name: The name that Lightning gives, such as
-        "[Strategy]SingleDeviceStrategy.training_step".
-    """
-    return MEANINGS.get(action_name.rpartition(".")[2], "")
+    def __missing__(self, action: str) -> str:
+        self[action] = MEANINGS.get(action.rpartition(".")[2], "")
+        return self[action]
 
 
 class PhaseClock(PassThroughProfiler):
@@ -126,9 +123,9 @@ class PhaseClock(PassThroughProfiler):
     optimizer, interrupts the outer one. The time between calls, such as a validation,
     belongs to none.
 
-    Timing costs time, so only the first NUM_FIRST calls after a pause are timed, and
-    then one call in SAMPLE_EVERY. On a GPU the CPU only queues work. So the phases are
-    timed with CUDA events; on MPS each phase of a timed call waits for the GPU.
+    Only some calls are timed, see WINDOW. On a GPU the CPU only queues work. So the
+    phases are timed with CUDA events; on MPS each phase of a timed call waits for the
+    GPU.
 
     device: The root device of the training.
     seconds: {phase: its time so far}, estimated from the calls that were timed.
@@ -137,27 +134,29 @@ class PhaseClock(PassThroughProfiler):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
+        self.meanings = Meanings()
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.sampled: dict[str, float] = {}  # of the windows, since the steps began
         self.phases = ["other"]  # the current phases, the innermost one last
-        self.num_calls = 0  # since the steps began
-        self.weight = 0  # for how many calls the current one counts; 0: it is not timed
-        # (phase, when it began, weight); the phase "" ends a call. When it began is a
-        # time in seconds, or a CUDA event on a GPU.
-        self.marks: list[tuple[str, Any, int]] = []
+        self.num_calls = self.num_sampled = 0  # since the steps began
+        self.is_timed = False
+        # (phase, when it began, whether the call is in a window); the phase "" ends a
+        # call. When it began is a time in seconds, or a CUDA event on a GPU.
+        self.marks: list[tuple[str, Any, bool]] = []
 
     def profile(self, action_name: str) -> Any:
         """Return a context manager that calls `start` and `stop` around an action. For
         an action that the clock does not need, it does nothing. In a call that is not
         timed, these are all actions but those that begin a call or end the steps."""
-        phase = meaning(action_name)
-        if phase and (self.weight or phase in (STEPS_END, "data_loading")):
+        phase = self.meanings[action_name]
+        if phase and (self.is_timed or phase in (STEPS_END, "data_loading")):
             return super().profile(action_name)
         return NOTHING  # the context manager of the base class takes 2 µs
 
     def start(self, action_name: str) -> None:
         """Note that an action begins. It may end the steps, begin a call of the
         training loop, or begin a phase."""
-        phase = meaning(action_name)
+        phase = self.meanings[action_name]
         if phase == STEPS_END:
             self.end_steps()
         elif phase == "data_loading":
@@ -168,7 +167,7 @@ class PhaseClock(PassThroughProfiler):
 
     def stop(self, action_name: str) -> None:
         """Note that an action ends. The phase around it continues."""
-        phase = meaning(action_name)
+        phase = self.meanings[action_name]
         # After on_train_batch_end Lightning writes the curves, which is no action. So
         # the phase logging lasts until the next call.
         if phase not in ("", STEPS_END, "logging"):
@@ -179,9 +178,13 @@ class PhaseClock(PassThroughProfiler):
         """End the steps, if they have not ended yet, and read the marks. On a GPU this
         waits until the queued work is done."""
         self._mark("")
-        self.weight = 0
-        self.num_calls = 0
         self._read()
+        for phase, seconds in self.sampled.items():
+            weight = (self.num_calls - NUM_FIRST) / self.num_sampled
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + weight * seconds
+        self.sampled = {}
+        self.num_calls = self.num_sampled = 0
+        self.is_timed = False
 
     def _begin_call(self) -> None:
         """Begin a call of the training loop, and end the call before it. Decide whether
@@ -189,11 +192,9 @@ class PhaseClock(PassThroughProfiler):
         self._mark("")
         if len(self.marks) > MAX_MARKS:
             self._read()
-        self.weight = 0
-        if self.num_calls < NUM_FIRST:
-            self.weight = 1
-        elif (self.num_calls - NUM_FIRST) % SAMPLE_EVERY == 0:
-            self.weight = SAMPLE_EVERY
+        later = self.num_calls - NUM_FIRST  # below 0 in the first calls
+        self.is_timed = later % PERIOD < WINDOW or later < 0
+        self.num_sampled += self.is_timed and later >= 0
         self.num_calls += 1
         self.phases = ["other", "data_loading"]
         self._mark("data_loading")
@@ -202,7 +203,9 @@ class PhaseClock(PassThroughProfiler):
         """Note that a phase begins now, if the current call is timed. "" ends the
         call."""
         is_on_gpu = self.device.type == "cuda"
-        if not self.weight or (is_on_gpu and torch.cuda.is_current_stream_capturing()):
+        if not self.is_timed or (
+            is_on_gpu and torch.cuda.is_current_stream_capturing()
+        ):
             return
         if self.device.type == "mps":
             torch.mps.synchronize()
@@ -210,19 +213,19 @@ class PhaseClock(PassThroughProfiler):
         if is_on_gpu:
             now = torch.cuda.Event(enable_timing=True)
             now.record()
-        self.marks.append((phase, now, self.weight))
+        self.marks.append((phase, now, self.num_calls > NUM_FIRST))
 
     def _read(self) -> None:
-        """Add the times between the marks to `seconds`, and drop the marks."""
+        """Add up the times between the marks, and drop the marks."""
         is_on_gpu = self.device.type == "cuda"
         if is_on_gpu and self.marks:
             torch.cuda.synchronize()
-        for (phase, start, weight), (_, end, _) in itertools.pairwise(self.marks):
-            if phase and is_on_gpu:
-                seconds = start.elapsed_time(end) / 1e3
-                self.seconds[phase] = self.seconds.get(phase, 0) + weight * seconds
-            elif phase:
-                self.seconds[phase] += weight * (end - start)
+        for (phase, start, is_sampled), (_, end, _) in itertools.pairwise(self.marks):
+            if not phase:
+                continue
+            seconds = start.elapsed_time(end) / 1e3 if is_on_gpu else end - start
+            total = self.sampled if is_sampled else self.seconds
+            total[phase] = total.get(phase, 0.0) + seconds
         self.marks = []
 
 
@@ -258,13 +261,10 @@ class StepTimer(Callback):
             say(f"Step timer: off beside the {type(trainer.profiler).__name__}")
         elif trainer.is_global_zero:
             self.clock = trainer.profiler = PhaseClock(trainer.strategy.root_device)
-
-    # Lightning calls these hooks in manual optimization, too, where it profiles nothing
-    def on_before_backward(self, *_: Any) -> None:
-        self.clock.start("backward_of_loss")
-
-    def on_after_backward(self, *_: Any) -> None:
-        self.clock.stop("backward_of_loss")
+        if not pl_module.automatic_optimization:  # there Lightning profiles no backward
+            hooks: Any = vars(self)
+            hooks["on_before_backward"] = lambda *_: self.clock.start("backward")
+            hooks["on_after_backward"] = lambda *_: self.clock.stop("backward")
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Read the clock, and give the pie to the loggers."""

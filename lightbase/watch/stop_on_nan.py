@@ -9,7 +9,6 @@ from torch.nn.utils import get_total_norm
 
 from lightbase.config.errors import UserError
 from lightbase.data.tensors import tensors_in
-from lightbase.model.curves import is_log_step
 from lightbase.run.stops import in_any_process
 
 LOWER_RATE = (
@@ -52,13 +51,12 @@ class StopOnNan(Callback):
                     "makes them",
                 )
 
-    def on_train_batch_end(
-        self, trainer: Any, _: Any, __: Any, batch: Any, *___: Any
-    ) -> None:
+    def watch(self, trainer: Trainer, batch: Any, is_log_step: bool) -> None:
+        """Look at a batch, and on log steps at the loss. `BetweenSteps` calls this."""
         for x in tensors_in(batch):
             if x.is_floating_point():
                 self.data_sum = self.data_sum + x.sum(dtype=torch.float32)
-        if is_log_step(trainer) and "train/loss" in trainer.callback_metrics:
+        if is_log_step and "train/loss" in trainer.callback_metrics:
             loss = trainer.callback_metrics["train/loss"]
             self.check(not loss.isfinite(), trainer, "the training loss is")
 
