@@ -1,14 +1,11 @@
 """The callback that pulls the weights back to their running average."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-
-import lightbase
 
 Lookahead = pytest.importorskip("project.lookahead").Lookahead
 
@@ -88,33 +85,6 @@ def test_a_step_of_several_batches_is_averaged_once() -> None:
     assert means[0].any()
     assert torch.equal(means[1], means[0])
     assert torch.equal(means[2], means[0])
-
-
-@pytest.mark.usefixtures("classifier")
-def test_batches_in_turns_train_as_single_ones(tmp_path: Path, capsys: Any) -> None:
-    pytest.importorskip("project.data.synthetic")
-    network = "project.models.whitened_cnn"
-    pytest.importorskip(network)
-    flags = (
-        "--model project.classifier.Classifier --model.optimizer SGD "
-        f"--model.net {network}.WhitenedCNN --model.net.widths [8,8,8] "
-        "--data project.data.synthetic.SyntheticImages --data.image_shape [3,25,25] "
-        "--data.num_train 400 --data.num_test 40 --data.batch_size 16 "
-        f"--trainer.callbacks {network}.WhitenFirstLayer "
-        "--trainer.callbacks+.bias_epochs 1 "
-        "--trainer.callbacks+ project.lookahead.Lookahead "
-        "--trainer.max_epochs 2 --trainer.accelerator cpu "
-        f"--figures_every_n_epochs 0 --trainer.default_root_dir {tmp_path}"
-    ).split()
-    found = []
-    for name, cuda_graphs in (("turns", "true"), ("single", "false")):
-        lightbase.main([*flags, "--name", name, "--cuda_graphs", cuda_graphs])
-        file = tmp_path / name / "version_0" / "checkpoints" / "last.ckpt"
-        found.append(torch.load(file, weights_only=True))
-    # the reason against turns would be another one
-    assert "no CUDA graphs: no NVIDIA GPU" in capsys.readouterr().out
-    turns, single = ([x["state_dict"], x["optimizer_states"]] for x in found)
-    torch.testing.assert_close(turns, single, rtol=0, atol=0)
 
 
 def test_averages_that_are_loaded_again_stay_on_their_device() -> None:

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from example.classifier import Classifier
 from lightning import Callback
 from paths import fails
@@ -55,16 +54,12 @@ class Emulated:
 
     def __init__(self, function: Any) -> None:
         graphs = function.__self__
-        values = [x.clone() for x in graphs.tensors()]
-        states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+        before = graphs.state()
         self.drawn = random.getstate()
         try:
             function()
         finally:
-            for tensor, value in zip(graphs.tensors(), values, strict=True):
-                tensor.copy_(value)
-            torch.set_rng_state(states[0])
-            torch.cuda.set_rng_state_all(states[1])
+            graphs.restore(before)
         self.function, self.graphs = function, graphs
         Emulated.num_recorded += 1
 

@@ -100,7 +100,7 @@ OF_USER = "--data plain.PlainData --model test_foreign_code."
         ),
         (
             f"{ON_TINY} --model.metrics.t torchmetrics.wrappers.MetricTracker",
-            "by a name",
+            "not a subclass of Metric",
         ),
     ],
 )

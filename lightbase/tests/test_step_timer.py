@@ -150,14 +150,14 @@ def test_on_a_gpu_calls_are_timed_by_events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     clock = PhaseClock(torch.device("cuda"))
-    # timed are the first 99, and then 100, 111, 122, 133 and 144
-    pass_steps(clock, [60] + [6] * 98 + [2] * 55)
+    # timed are the first 20, with the start of the loader, and 20 of the 180 others
+    pass_steps(clock, [60] + [6] * 18 + [2] * 180)
     assert not waits  # within the epoch
     clock.start("[Callback]StepTimer.on_train_epoch_end")
     assert len(waits) == 1
     seconds = {phase: round(total, 3) for phase, total in clock.seconds.items()}
-    expected = {"data_loading": 154, "transfer_transforms": 308}
-    expected["forward"] = 60 + 6 * 98 + 2 * 55
+    expected = {"data_loading": 199, "transfer_transforms": 398}
+    expected["forward"] = 60 + 6 * 18 + 2 * 180
     assert seconds == dict.fromkeys(PHASES, 0) | expected
 
 
@@ -181,7 +181,8 @@ def test_advice_is_for_a_fifth_of_the_training() -> None:
 def test_on_an_idle_gpu_the_advice_is_about_the_gpu() -> None:
     # as mnist_mlp.yaml on an H200: it waits for Python, not for the curves
     text = advised([0.07], logging=0.25, optimizer=0.3, other=0.2)
-    assert text.startswith("The GPU was idle 93% of the time; try a larger")
+    assert text.startswith("The GPU was idle 93% of the time: the network is small; ")
+    assert "try --cuda_graphs true" in text
     assert advised([0.7], logging=0.25).startswith("Logging")
     # it may also wait for data
     assert advised([0.07], data_loading=0.5).startswith("Steps waited for data")

@@ -140,7 +140,7 @@ class CudaGraphs(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.trainer, self.model = trainer, pl_module
         for obstacle in obstacles(trainer):
-            raise not_recordable(NotRecordableError(obstacle))
+            raise not_recordable(obstacle)
         self.optimizer = trainer.optimizers[0]
         (self.random,) = (x for x in trainer.callbacks if isinstance(x, RandomState))
         accumulator = self.model.curves_callback.means["train"]
@@ -175,7 +175,10 @@ class CudaGraphs(Callback):
         for name, value in self.attributes().items():
             if before.get(name) != value:
                 problem = f"the step changes the attribute {name}"
-                raise not_recordable(NotRecordableError(problem))
+                raise not_recordable(problem)
+        if not (self.graph and self.is_compared):
+            problem = "the weights of the optimizer are others in each step"
+            raise not_recordable(problem)
         self.key = self.graph = None
         self.restore(start)
 
@@ -243,7 +246,7 @@ class CudaGraphs(Callback):
         try:
             self.graph = self.make_graph(self.step)
         except (NotRecordableError, RuntimeError, TypeError) as error:
-            raise not_recordable(error) from error
+            raise not_recordable(first_line(error), own_line(error)) from error
         self.recorded, self.calls, self.passes_on = self.calls, [], passes_on
         self.random.restore(random)  # the code on the CPU has drawn its numbers
 
@@ -270,6 +273,9 @@ class CudaGraphs(Callback):
         before = self.state()
         output = self.original(self.optimizer, batch_idx, kwargs)
         after = self.state()
+        if len(after[0]) != len(before[0]):
+            problem = "a weight gets its first gradient in this step"
+            raise not_recordable(problem)
         self.restore(before)
         self.replay(kwargs["batch"])
         triples = [*zip(self.tensors(), after[0], before[0], strict=True)]
@@ -281,7 +287,7 @@ class CudaGraphs(Callback):
         for name, triple in zip(names, triples, strict=False):
             if not is_close(*triple):
                 problem = "a replay gives other values than an ordinary step"
-                raise not_recordable(NotRecordableError(f"{problem}: {name}"))
+                raise not_recordable(f"{problem}: {name}")
         self.restore(after)
         self.is_compared = True
         return output
@@ -319,14 +325,10 @@ def is_close(found: Tensor, expected: Tensor, before: Tensor) -> bool:
     return bool((found.double() - expected.double()).norm() <= tolerance * change)
 
 
-def not_recordable(error: Exception) -> UserError:
-    """Return the error of a step that cannot be recorded, with the user's line if it is
-    known."""
-    return UserError(
-        f"--cuda_graphs true: {first_line(error)}",
-        own_line(error) or "leave the flag out, or see docs/performance.md",
-        2,
-    )
+def not_recordable(problem: str, place: str = "") -> UserError:
+    """Return the error of a step that cannot be recorded. place: The user's line."""
+    way_out = place or "leave the flag out, or see docs/performance.md"
+    return UserError(f"--cuda_graphs true: {problem}", way_out, 2)
 
 
 def obstacles(trainer: Any) -> Iterator[str]:
