@@ -11,7 +11,7 @@ tutorial: The loop of PyTorch's tutorial. Its data set applies a transform to a 
     image for each sample, as the data sets of torchvision do.
 plain Lightning: The same data set in Lightning's Trainer. The module logs in each step.
 raw: A loop written by hand without logs. It makes its batches on the device.
-raw graph: The whole step of `raw` as a CUDA graph, on a GPU.
+bare Lightning: Lightning's Trainer with the loader of `ours`, and no logs.
 ours: A run of scripts/train.py with the YAML, without validation and test. On a GPU
     each step is an ordinary one.
 ours, graphs: The same with --cuda_graphs true, on a GPU.
@@ -20,7 +20,6 @@ Read the functions with these names first, and then `measure`, which calls them 
 """
 
 import contextlib
-import inspect
 import io
 import math
 import statistics
@@ -81,8 +80,7 @@ class SingleImages(Dataset[Any]):
 class StepClock(Callback):
     """Measures the time of steps. A loop by hand calls `mark` after each step; its time
     begins after the first one, which contains the costs of a start. In a run this
-    object is a callback that measures the last epoch. It has no hook of a step, which
-    would keep steps from being replayed together.
+    object is a callback that measures the last epoch.
 
     times: The times at the begin and after the last step, in seconds.
     num_timed: The number of steps between them.
@@ -135,6 +133,15 @@ class PlainModule(LightningModule):
         return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr)
 
 
+class BareModule(PlainModule):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        kind = getattr(torch.optim, self.optimizer)
+        return kind(self.parameters(), lr=self.lr, fused=True)
+
+
 def load(part: str, num_steps: int, root: str) -> Any:
     """Return the record, the model and the data of a shipped YAML, with generated
     images in place of its data, all of which train."""
@@ -170,6 +177,22 @@ def plain_lightning(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     trainer.fit(PlainModule(model), batches)
 
 
+def bare_lightning(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
+    """Train by Lightning alone, with the loader of `ours`: nothing is logged."""
+    trainer = Trainer(
+        max_epochs=2,
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        callbacks=[clock],
+        limit_val_batches=0,
+    )
+    with cpu_threads(spec.config.num_threads):
+        trainer.fit(BareModule(model), datamodule=data)
+
+
 def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     """Train with a fast loop: it makes the batches on the device, has a fused optimizer
     and the memory layout channels_last, and logs nothing."""
@@ -178,42 +201,6 @@ def raw(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
     batches = ((data.normalize(images[index]), targets[index]) for index in indices)
     with cpu_threads(spec.config.num_threads):
         train_by_hand(model, batches, torch.channels_last, clock, fused=True)
-
-
-def raw_graph(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
-    """Replay the step of `raw` as a CUDA graph."""
-    images, targets = (tensor.to(device()) for tensor in data.load("train"))
-    net = model.net.to(device(), memory_format=torch.channels_last)
-    kind = getattr(torch.optim, model.optimizer)
-    lr = torch.tensor(model.lr, device=device())
-    options: Any = {"fused": True}
-    if "capturable" in inspect.signature(kind).parameters:
-        options["capturable"] = True
-    optimizer = kind(net.parameters(), lr=lr, **options)
-    indices = torch.randperm(len(images), device=device()).split(BATCH_SIZE)
-    index = indices[0].clone()
-
-    def step() -> None:
-        inputs = data.normalize(images[index])
-        outputs = net(inputs.contiguous(memory_format=torch.channels_last))
-        loss = nn.functional.cross_entropy(outputs, targets[index])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph):
-        step()
-    for number, chosen in enumerate(indices, 1):
-        index.copy_(chosen)
-        graph.replay()
-        clock.mark(number)
 
 
 def ours(spec: Any, model: Any, data: Any, clock: StepClock) -> None:
@@ -262,8 +249,8 @@ def device() -> torch.device:
 CONTESTANTS: dict[str, Any] = {
     "tutorial": tutorial,
     "plain Lightning": plain_lightning,
+    "bare Lightning": bare_lightning,
     "raw": raw,
-    "raw graph": raw_graph,
     "ours": ours,
     "ours, graphs": ours_graphs,
 }

@@ -373,10 +373,12 @@ def leave_out_signals(trainer: Any) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def call_between_steps(trainer: Any, function: Callable[[], None]) -> None:
-    """Let Lightning call `function` after each optimizer step, where the state is
+def call_between_steps(
+    trainer: Any, function: Callable[[], None], is_due: Callable[[], bool]
+) -> None:
+    """Let Lightning call `function` after an optimizer step, where the state is
     complete: the curves are written, and neither a validation nor the end of the epoch
-    follows or has just been.
+    follows or has just been. `is_due` tells before each step whether it is needed.
 
     The hooks of callbacks come before the curves. No issue is known.
     """
@@ -384,22 +386,22 @@ def call_between_steps(trainer: Any, function: Callable[[], None]) -> None:
     on_advance_end = loop.on_advance_end
 
     def advance_end(fetcher: Any) -> None:
-        validates = loop._should_check_val_fx(fetcher)
+        calls = is_due() and not loop._should_check_val_fx(fetcher)
         on_advance_end(fetcher)
-        if not validates and not loop.done and not loop._should_accumulate():
+        if calls and not loop.done and not loop._should_accumulate():
             function()
 
     loop.on_advance_end = advance_end
 
 
-STEP_HOOKS = (
+STEP_HOOKS = {
     "on_train_batch_start",
     "on_before_zero_grad",
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
     "on_train_batch_end",
-)
+}
 
 
 class WrittenIn(dict[type, list[Any]]):

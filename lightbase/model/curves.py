@@ -143,7 +143,8 @@ class Curves(Callback):
     means: The accumulators of the samples since the last point, by stage, and of the
         training "epoch". `BaseModule.track` adds to them. The dict is empty until a
         Trainer calls `setup`.
-    rates: The learning rates of the newest training step, by the names of their curves.
+    noted: The learning rates of the newest training step, by the id of the group.
+    resumed_rates: Those of the step before a resume, in the order of the groups.
     resumed: Saved states of the accumulators "train" and "epoch", one for each process
         that was there when the checkpoint was written. It is empty unless a run
         resumes.
@@ -154,7 +155,8 @@ class Curves(Callback):
 
     def __init__(self) -> None:
         self.means: dict[str, Accumulator] = {}
-        self.rates: dict[str, float | Tensor] = {}
+        self.noted: dict[int, float | Tensor] = {}
+        self.resumed_rates: list[float] = []
         self.ignored_target: int | None = None
         self.resumed: dict[str, list[dict[str, Any]]] = {}
 
@@ -189,24 +191,28 @@ class Curves(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Note the learning rates of all optimizers: some may take no step in this
-        batch. Forget the names: they change if a callback adds a parameter group."""
-        self.rates = {}
+        batch."""
+        self.noted = {}
         for optimizer in trainer.optimizers:
-            self.note_rates(trainer, optimizer)
+            self.on_before_optimizer_step(trainer, None, optimizer)
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+        self, trainer: Trainer, pl_module: Any, optimizer: Optimizer
     ) -> None:
         """Note the learning rates of this step. The schedule changes them before
         `on_train_batch_end` is called."""
-        self.note_rates(trainer, optimizer)
+        for group in optimizer.param_groups:
+            self.noted[id(group)] = group["lr"]
 
-    def note_rates(self, trainer: Trainer, optimizer: Optimizer) -> None:
-        """Put the learning rates of an optimizer into `rates`."""
-        for name, group in parameter_groups(trainer).items():
-            # by identity: two groups may have equal options
-            if any(group is stepped for stepped in optimizer.param_groups):
-                self.rates[f"lr/{name}".rstrip("/")] = group["lr"]
+    def rates(self, trainer: Trainer) -> dict[str, float | Tensor]:
+        """Return the learning rates of the newest training step, by the names of their
+        curves. A callback may have added a parameter group since the step before."""
+        groups = parameter_groups(trainer)
+        noted = {x: self.noted.get(id(groups[x])) for x in groups}
+        if not self.noted:
+            noted = dict(zip(groups, self.resumed_rates, strict=False))
+        rates = {f"lr/{name}".rstrip("/"): rate for name, rate in noted.items()}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Log a point of train/ and of lr if this is a log step."""
@@ -215,7 +221,8 @@ class Curves(Callback):
         point = self.result(trainer, "train")
         if not point:  # no process calls `track` in training
             return
-        rates = {name: torch.as_tensor(rate) for name, rate in self.rates.items()}
+        rates = self.rates(trainer)
+        rates = {name: torch.as_tensor(rates[name]) for name in rates}
         # Lightning reads these values after every batch, for the progress bar. Each
         # time it would wait for the GPU, so they are copied to the CPU once.
         log_point(pl_module, rates | to_host(point))
@@ -226,7 +233,7 @@ class Curves(Callback):
         them."""
         point = self.result(trainer, "train")
         if point:  # the last step of the epoch was no log step
-            values = self.rates | point
+            values = self.rates(trainer) | point
             log_values(trainer, {name: float(values[name]) for name in values})
         means = self.result(trainer, "epoch")
         log_point(pl_module, means, logger=False, sync_dist=True)
@@ -278,12 +285,14 @@ class Curves(Callback):
         return {
             "train": gather(self.means["train"].state()),
             "epoch": gather(self.means["epoch"].state()),
-            "rates": {name: float(rate) for name, rate in self.rates.items()},
+            "rates": [*map(float, self.noted.values())] or self.resumed_rates,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the saved states. `on_train_start` restores them."""
-        self.rates = state_dict["rates"]
+        rates = state_dict["rates"]
+        # a dict until version 0.4
+        self.resumed_rates = [*(rates.values() if isinstance(rates, dict) else rates)]
         self.resumed = {name: state_dict[name] for name in ("train", "epoch")}
 
 

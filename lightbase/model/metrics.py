@@ -135,10 +135,13 @@ class Accumulator:
         self.values += [value.detach() for value in values.values()]
         self.sizes.append(size)
         if outputs is not None and targets is not None and len(self.metrics):
-            if copies:
+            if isinstance(outputs, Tensor):  # faster than what follows
+                outputs = outputs.clone() if copies else outputs
+                self.num_waiting += outputs.numel()
+            else:
                 outputs = map_tensors(torch.clone, outputs)
+                self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
             self.pairs.append((outputs, targets))
-            self.num_waiting += sum(part.numel() for part in tensors_in(outputs))
         if self.num_waiting > MAX_NUMBERS or len(self.sizes) >= MAX_BATCHES:
             self.is_on_host = False  # from now on: a transfer would wait for the GPU
             self.flush()

@@ -226,7 +226,10 @@ class BaseModule(LightningModule):
 
         Raise UserError if `loss` has several numbers.
         """
-        outputs = map_tensors(Tensor.detach, outputs)
+        if isinstance(outputs, Tensor):
+            outputs = outputs.detach()
+        else:
+            outputs = map_tensors(Tensor.detach, outputs)
         if stage != "train":
             self.tracked = outputs, targets
         curves = self.curves_callback
@@ -246,7 +249,10 @@ class BaseModule(LightningModule):
                 # new_full fills on the GPU: copying a number there would wait
                 value = loss.new_full((), value)
             means[name] = value.to(loss)
-        num = num_samples(targets, outputs, newest_batch(self.trainer))
+        if isinstance(targets, Tensor) and targets.dim():
+            num = len(targets)  # faster than what follows
+        else:
+            num = num_samples(targets, outputs, newest_batch(self.trainer))
         sums.add(num, means, outputs, targets)
 
     def ignored_target(self) -> int | None:

@@ -84,7 +84,7 @@ class RunRecorder(Callback):
 
     def note_step(self, trainer: Trainer) -> None:
         """Write progress.json after the first step: now the run keeps its folder."""
-        if not self.has_stepped and num_steps(trainer):
+        if num_steps(trainer):
             self.has_stepped = True
             self.write_progress(trainer)
 

@@ -57,7 +57,8 @@ class BetweenSteps(Callback):
     for the GPU each time.
 
     last: Writes last.ckpt. None if the run has no checkpoints.
-    watching: Their `watch(trainer, batch, is_log_step)` is called after each batch.
+    watching: Their `watch(trainer, outputs, batch, is_log_step)` is called after each
+        batch.
     has_loss: Whether a batch of this epoch had a loss. None before the first batch, and
         true with manual optimization.
     """
@@ -88,7 +89,10 @@ class BetweenSteps(Callback):
         self.exchange(trainer)  # in the final epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        call_between_steps(trainer, functools.partial(self.between_steps, trainer))
+        between_steps = functools.partial(self.between_steps, trainer)
+        call_between_steps(trainer, between_steps, self.is_due)
+        self.has_many = trainer.world_size > 1
+        self.recorder = recorder_of(trainer)
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
@@ -104,10 +108,11 @@ class BetweenSteps(Callback):
         self.has_loss = bool(has_loss)
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True  # so Lightning validates after the last step
-        recorder_of(trainer).note_step(trainer)
+        if not self.recorder.has_stepped:
+            self.recorder.note_step(trainer)
         is_log = is_log_step(trainer)
         for callback in self.watching:
-            callback.watch(trainer, batch, is_log)
+            callback.watch(trainer, outputs, batch, is_log)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not in_any_process(trainer, self.has_loss is not False):
@@ -118,11 +123,17 @@ class BetweenSteps(Callback):
                 "let it return the loss of the batch",
             )
 
+    def is_due(self) -> bool:
+        """Return whether there is something to do between this step and the next one,
+        with several processes always: they count the steps."""
+        is_due = self.last is not None and self.last.is_due()
+        return self.has_many or is_due or SIGNALS.received > 0
+
     def between_steps(self, trainer: Trainer) -> None:
         """Stop or write last.ckpt between two optimizer steps, if the processes
         exchange here."""
         self.num_calls += 1  # of the steps before a validation there is none
-        if trainer.world_size == 1 or self.num_calls % self.every_n_steps == 0:
+        if not self.has_many or self.num_calls % self.every_n_steps == 0:
             is_due = self.exchange(trainer)
             if self.last and is_due:
                 self.save_if_exact(trainer, self.last)
@@ -139,7 +150,7 @@ class BetweenSteps(Callback):
                 "on_epoch=True)"
             )
         elif last.save_if_possible(trainer):
-            recorder_of(trainer).write_progress(trainer)
+            self.recorder.write_progress(trainer)
 
     def exchange(self, trainer: Trainer) -> bool:
         """Raise SIGTERMException if any process got a signal. Lightning saves the state

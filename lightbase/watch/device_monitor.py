@@ -63,7 +63,7 @@ class DeviceMonitor(Callback):
             if gpu.type == "cuda":
                 self.readers |= gpu_readers(gpu)
 
-    def watch(self, trainer: Any, _: Any, is_log_step: bool) -> None:
+    def watch(self, trainer: Any, _: Any, __: Any, is_log_step: bool) -> None:
         """Read the devices if it is time. `BetweenSteps` calls this."""
         now = time.monotonic()
         if not is_log_step or now - self.read_at < INTERVAL_S:

@@ -1,5 +1,6 @@
 """The end of a training whose loss or weights are NaN or infinite."""
 
+import math
 from typing import Any
 
 import torch
@@ -51,11 +52,18 @@ class StopOnNan(Callback):
                     "makes them",
                 )
 
-    def watch(self, trainer: Trainer, batch: Any, is_log_step: bool) -> None:
-        """Look at a batch, and on log steps at the loss. `BetweenSteps` calls this."""
-        for x in tensors_in(batch):
-            if x.is_floating_point():
-                self.data_sum = self.data_sum + x.sum(dtype=torch.float32)
+    def watch(
+        self, trainer: Trainer, outputs: Any, batch: Any, is_log_step: bool
+    ) -> None:
+        """Look at the loss of a batch, and on log steps at its curve. `BetweenSteps`
+        calls this."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        # reading it does not wait on a CPU; a finite one comes of finite values
+        is_readable = loss is not None and loss.device.type == "cpu"
+        if not is_readable or not math.isfinite(loss.item()):
+            for x in tensors_in(batch):
+                if x.is_floating_point():
+                    self.data_sum = self.data_sum + x.sum(dtype=torch.float32)
         if is_log_step and "train/loss" in trainer.callback_metrics:
             loss = trainer.callback_metrics["train/loss"]
             self.check(not loss.isfinite(), trainer, "the training loss is")
