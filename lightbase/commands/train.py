@@ -245,7 +245,7 @@ def make_callbacks(
         config.step_timer and StepTimer(config.step_timer == "table"),
         EpochLines(),
         *progress_bar(spec),
-        LoggedSettings(spec),
+        LoggedSettings(recorder.config, continues=spec.folder is not None),
         # trains a batch when the training starts, after all others have begun
         config.cuda_graphs is True and CudaGraphs(),
         # an epoch is measured: it may be the last one, or the best one

@@ -13,7 +13,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 from lightning import LightningModule
 from torch import Tensor
@@ -27,6 +26,7 @@ from lightbase.config.yaml_files import (
     RUN_LOCATION_KEYS,
     flatten,
     path_of_class,
+    plain_yaml,
     read_config,
 )
 
@@ -255,14 +255,14 @@ def as_yaml(spec: RunSpec) -> str:
 
 
 def as_values(spec: RunSpec) -> Values:
-    return yaml.safe_load(as_yaml(spec))  # type: ignore[no-any-return]
+    return plain_yaml(as_yaml(spec))  # type: ignore[no-any-return]
 
 
 def check_round_trip(spec: RunSpec, text: str) -> Values:
     """Return the settings of `as_yaml` as plain values. Raise UserError if a setting
     changes when it is read again: neither a resume nor a test could repeat such a run.
     """
-    plain = yaml.safe_load(text)
+    plain: Values = plain_yaml(text)
     config = with_defaults(spec.parser, copy.deepcopy(plain))
     values = flatten(as_values(replace(spec, config=config)))
     for key, value in flatten(plain).items():

@@ -127,6 +127,19 @@ def read_config(path: Path) -> Values:
     return renamed(content, PROJECT.package)  # type: ignore[no-any-return]
 
 
+LARGEST_FOR_C = 20_000
+"""Characters of YAML that the fast loader reads. In a longer text, brackets could be
+nested so deeply that they end the process."""
+
+
+def plain_yaml(text: str) -> Any:
+    """Return the content of YAML that a run has written, without building objects."""
+    loader: Any = yaml.SafeLoader
+    if yaml.__with_libyaml__ and len(text) <= LARGEST_FOR_C:
+        loader = yaml.CSafeLoader
+    return yaml.load(text, loader)
+
+
 def renamed(config: Any, package: str, key: str = "") -> Any:
     """Return a copy of a saved config with today's import paths. They differ if the
     user has renamed the package since, or if a class has moved since the run.

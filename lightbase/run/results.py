@@ -17,12 +17,8 @@ from lightbase.config.errors import (
     first_line,
 )
 from lightbase.config.files import relative_to_cwd
-from lightbase.config.yaml_files import flatten
+from lightbase.config.yaml_files import flatten, plain_yaml
 from lightbase.run.folder import is_running
-
-LARGEST_FOR_C = 20_000
-"""Characters of a config that the fast loader reads. In a longer one, brackets could be
-nested so deeply that they end the process."""
 
 DAMAGES = (
     OSError,
@@ -135,10 +131,7 @@ def read_file(path: Path) -> Row:
     text = path.read_text("utf-8")
     if path.suffix == ".json":
         return dict(json.loads(text))
-    loader: Any = yaml.SafeLoader
-    if yaml.__with_libyaml__ and len(text) <= LARGEST_FOR_C:
-        loader = yaml.CSafeLoader
-    return dict(yaml.load(text, loader))
+    return dict(plain_yaml(text))
 
 
 def numbers_of(runs: dict[Any, RunInfo]) -> dict[str, dict[Any, float]]:

@@ -25,7 +25,7 @@ from lightbase.compat import saved_logged_step
 from lightbase.config.errors import UserError, first_line, imported, say
 from lightbase.config.files import Values, relative_to_cwd
 from lightbase.config.paths import PROJECT
-from lightbase.config.spec import RunSpec, arguments, as_list, as_values, entries
+from lightbase.config.spec import RunSpec, arguments, as_list, entries
 from lightbase.config.yaml_files import WITHOUT_EFFECT, flatten
 from lightbase.model.curves import run_folder
 from lightbase.run.folder import LockedFolder, root_folder
@@ -85,14 +85,16 @@ class LoggedSettings(Callback):
     """Writes the hyperparameters into the loggers when a training starts, and the
     points of the curves to disk before each checkpoint.
 
+    config: The config of the run, as plain values.
+    continues: Whether the run continues in its folder.
     first_step: The step at which this start begins its curves.
     """
 
     first_step = 0
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.parameters = hyper_parameters(as_values(spec))
-        self.continues = spec.folder is not None
+    def __init__(self, config: Values, continues: bool) -> None:
+        self.parameters = hyper_parameters(config)
+        self.continues = continues
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: Values

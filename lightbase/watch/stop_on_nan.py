@@ -57,7 +57,7 @@ class StopOnNan(Callback):
     ) -> None:
         """Look at the loss of a batch, and on log steps at its curve. `BetweenSteps`
         calls this."""
-        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        loss: Any = outputs.get("loss") if isinstance(outputs, dict) else None
         # reading it does not wait on a CPU; a finite one comes of finite values
         is_readable = loss is not None and loss.device.type == "cpu"
         if not is_readable or not math.isfinite(loss.item()):
