@@ -644,7 +644,14 @@ class SignalInFetch(SyntheticImages):
 
 @pytest.mark.parametrize(
     "way",
-    ["signal", "step", "batch end", "batch start", "optimizer step", "epoch start"],
+    [
+        "signal",
+        "step",
+        *(
+            pytest.param(way, marks=pytest.mark.slow)
+            for way in ("batch end", "batch start", "optimizer step", "epoch start")
+        ),
+    ],
 )
 def test_a_checkpoint_that_the_user_saves_resumes_exactly(
     train, tmp_path, monkeypatch, way

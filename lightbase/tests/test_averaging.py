@@ -37,7 +37,10 @@ def test_until_the_first_update_the_average_is_what_trains(
     "flags",
     [
         "--trainer.callbacks test_averaging.LateAverage",
-        f"{CALLBACKS}.EMAWeightAveraging --trainer.callbacks.decay 0.9",
+        pytest.param(
+            f"{CALLBACKS}.EMAWeightAveraging --trainer.callbacks.decay 0.9",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_average_goes_on_after_a_resume(train, trained, tmp_path, flags):

@@ -152,7 +152,12 @@ def value_of(key: str, *args: str) -> Any:
 
 @pytest.mark.parametrize(
     "key",
-    ["trainer.max_epochs", "model.lr", "name", "model.optimizer_args.eps"],
+    [
+        "trainer.max_epochs",
+        "model.optimizer_args.eps",
+        pytest.param("model.lr", marks=pytest.mark.slow),
+        pytest.param("name", marks=pytest.mark.slow),
+    ],
 )
 def test_a_number_is_the_same_in_a_file_and_in_a_flag(tmp_path: Path, key: str) -> None:
     *names, last = key.split(".")

@@ -379,14 +379,9 @@ class CountingImages(Augmented):
 
 STEPS = [
     ("--model {0}.Indexed", "'BatchIndex'"),
-    ("--model {0}.First", "'NoneType' object is not callable"),
-    ("--model {0}.Global", "the step looks at global_step"),
     ("--model {0}.Counts", "the step changes the attribute .num"),
-    ("--model {0}.CountsInList", "the step changes the attribute .nums"),
     ("--model {0}.CountsElsewhere", "a replay gives other values"),
-    ("--model {0}.Averages", "the step changes the attribute .mean"),
     ("--model.net {0}.Heads", "--cuda_graphs true: "),
-    ("--model {0}.Draws", "a replay gives other values"),
     ("--model {0}.Logs", "the step calls self.log"),
     ("--model {0}.Hook", "a replay would not call on_before_zero_grad of Hook"),
     ("--model {0}.Manual", "the model has manual optimization"),
@@ -397,8 +392,19 @@ STEPS = [
     ("--trainer.callbacks {0}.DropsUndeclared", "on_before_optimizer_step of Drops"),
 ]
 
+MORE_STEPS = [
+    ("--model {0}.First", "'NoneType' object is not callable"),
+    ("--model {0}.Global", "the step looks at global_step"),
+    ("--model {0}.CountsInList", "the step changes the attribute .nums"),
+    ("--model {0}.Averages", "the step changes the attribute .mean"),
+    ("--model {0}.Draws", "a replay gives other values"),
+]
 
-@pytest.mark.parametrize(("flags", "reason"), STEPS)
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [*STEPS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_STEPS)],
+)
 def test_a_step_that_cannot_be_recorded_ends_the_run_before_the_first_epoch(
     train, tmp_path, capsys, emulated, flags, reason
 ):

@@ -166,6 +166,7 @@ def test_one_folder_and_one_voice(tmp_path):
     assert (flags["devices"], flags["strategy"]) == (2, "ddp")  # as the launcher has it
 
 
+@pytest.mark.slow
 def test_test_results_do_not_depend_on_the_number_of_ranks(tmp_path):
     run(tmp_path, 1, *WITH_METRICS)
     trained, reports = metrics_of(tmp_path), set()

@@ -130,12 +130,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "generators",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in [*CASES][:-1]),
+    ],
+)
 @pytest.mark.linux
 def test_a_resume_within_an_epoch_ends_with_the_weights_of_an_uninterrupted_run(
-    train, trained, tmp_path, monkeypatch, flags
+    train, trained, tmp_path, monkeypatch, case
 ):
-    flags += " --trainer.max_epochs 3 --trainer.callbacks+ stops.Terminate"
+    flags = CASES[case] + " --trainer.max_epochs 3 --trainer.callbacks+ stops.Terminate"
     whole, _ = trained(flags)
     monkeypatch.setattr(Terminate, "at_batch", 7)
     with pytest.raises(SystemExit):

@@ -97,6 +97,7 @@ def run(folder: Path, *command: str | Path) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_an_import_changes_nothing_else() -> None:
     pytest.importorskip("optuna")
     num_modules, changed = run(LIGHTBASE.parent, HERE / "importing.py").split(

@@ -59,12 +59,17 @@ def test_last_ckpt_is_due_after_minutes_of_training() -> None:
     assert not last.is_due()
 
 
+KILLED = [
+    ("--trainer.accumulate_grad_batches 3 --keep_every_epoch true", 2),
+    ("--trainer.val_check_interval 4 --data.num_workers 2", 7),
+]
+
+
 @pytest.mark.parametrize(
     ("flags", "num_steps"),
     [
         ("--model.net test_training.Noisy --model.scheduler WarmupCosineLR", 7),
-        ("--trainer.accumulate_grad_batches 3 --keep_every_epoch true", 2),
-        ("--trainer.val_check_interval 4 --data.num_workers 2", 7),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in KILLED),
     ],
 )
 def test_a_run_that_is_killed_in_its_first_epoch_loses_what_came_after_last_ckpt(

@@ -49,8 +49,17 @@ def flat(batches):
     return [number for batch in batches for number in batch]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", streams.KINDS)
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [
+        ("plain", 0),
+        ("stateful", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("plain", 2), ("stateful", 0), ("sharded", 0), ("sharded", 2)]
+        ),
+    ],
+)
 def test_a_resume_within_an_epoch_goes_on_with_the_next_sample(
     train, tmp_path, monkeypatch, notes, kind, num_workers
 ):

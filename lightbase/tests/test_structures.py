@@ -125,7 +125,10 @@ class Encoder(BaseModule):
         self._step("test", batch)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["dict", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "dict")],
+)
 def test_a_training_on_batches_of_any_structure_goes_on_exactly(train, tmp_path, kind):
     flags = ["--model test_structures.Encoder --model.kind", kind]
     flags += ["--data test_structures.Kinds --data.kind", kind]

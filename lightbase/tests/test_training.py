@@ -97,12 +97,17 @@ def test_a_training_computes_what_a_plain_loop_does(trained: Trained) -> None:
         assert found["train/acc"][step] == (step, pytest.approx(acc.item()))
 
 
+LONGER = [
+    ("--trainer.max_epochs 1", "--trainer.max_epochs 2"),
+    ("--trainer.max_steps 19", "--trainer.max_steps -1"),
+]
+
+
 @pytest.mark.parametrize(
     ("first", "longer"),
     [
-        ("--trainer.max_epochs 1", "--trainer.max_epochs 2"),
-        ("--trainer.max_steps 19", "--trainer.max_steps -1"),
         ("--trainer.max_steps 30", "--trainer.max_steps -1"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in LONGER),
     ],
 )
 def test_a_finished_run_goes_on_for_longer_where_it_was(

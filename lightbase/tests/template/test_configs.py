@@ -20,8 +20,18 @@ SMALLER = {
 }
 """Flags by the data set. The fixtures make the files."""
 
+LARGE = ["cifar10_94"]
+"""YAMLs whose two steps take longer than the others of the template together."""
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LARGE))
+        for path in CONFIGS
+    ],
+    ids=lambda config: config.stem,
+)
 @pytest.mark.usefixtures("user_folder", "mnist_dir", "cifar10_dir", "offline")
 def test_an_experiment_trains_two_steps(config: Path) -> None:
     data = yaml.safe_load(config.read_text()).get("data", "")

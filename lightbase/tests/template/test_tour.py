@@ -38,6 +38,7 @@ def run(code: list[str], folder: Path) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path: Path) -> None:
     pytest.importorskip("project.models.cnn")
     cells = json.loads(text_of("docs/tour.ipynb"))["cells"]
