@@ -44,8 +44,9 @@ OF_OTHERS = {
 """Variables that scikit-learn sets when it is imported, and Lightning in each training,
 for processes that it starts and for CUDA."""
 
-WANDBS = "wandb-"
-"""In the names of temporary folders that W&B removes at the end of the process."""
+KEPT = ("wandb-", "programs")
+"""In the names of temporary folders that W&B removes at the end of the process, and of
+processes that keep files (ranks.py)."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,7 +99,7 @@ def state() -> dict[str, Any]:
         "temporary files": {
             file.name
             for file in Path(tempfile.gettempdir()).iterdir()
-            if WANDBS not in file.name
+            if not any(part in file.name for part in KEPT)
         },
         "files": {str(file) for folder in FOLDERS for file in folder.glob("[!._]*")},
         "open files": open_files(),

@@ -21,12 +21,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 LONGEST = 1 << 17  # bytes of a command with its environment
+LIMIT_S = 200  # of a command; under load a start takes a minute
 MODULES = [
     "lightning.pytorch.cli",
     "torch.utils.tensorboard",
@@ -63,6 +65,12 @@ def start(command, **options):
     if sys.platform == "linux":
         return Program(command, text=True, **options)
     return subprocess.Popen(command, text=True, **options)
+
+
+def wait_for_file(path):
+    """Wait until another process has written a file."""
+    while not Path(path).exists():
+        time.sleep(0.005)
 
 
 @functools.cache
@@ -114,6 +122,7 @@ def serve(jobs):
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(set_by_imports | job["env"])
+    tempfile.tempdir = None  # the new environment says where
     sys.argv = job["args"]
     folders = job["env"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[0:1] = [str(Path(sys.argv[0]).parent), *filter(None, folders)]

@@ -92,7 +92,7 @@ def run(folder: Path, *command: str | Path) -> str:
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     words = (sys.executable, *command)
     with programs.start(words, cwd=HERE, env=environment, **streams) as process:
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=programs.LIMIT_S)
     assert process.returncode == 0, output
     return output
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import programs
 import pytest
 import yaml
 from example.classifier import Classifier
@@ -154,7 +155,9 @@ with SIGNALS.handled():
 @pytest.mark.linux
 def test_two_interrupts_in_a_notebook_leave_its_kernel_alive():
     command = [sys.executable, "-c", NOTEBOOK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=programs.LIMIT_S
+    )
     assert done.stdout == "alive\n", done.stderr
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,12 +52,26 @@ class Sharded(Classifier):
         fully_shard(net, mesh=mesh)
 
 
-class Slow(Sharded):
-    """Has time to be killed in the second epoch."""
+class Waits(Sharded):
+    """Waits in the second epoch until `signal_in_an_epoch` has sent a signal."""
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        if self.current_epoch == 1:
-            time.sleep(0.1)
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        root = Path(self.trainer.default_root_dir)
+        if self.current_epoch == 1 and batch_idx == 4:
+            (root / f"waits_{self.global_rank}").touch()
+            programs.wait_for_file(root / "sent")
+
+
+def signal_in_an_epoch(root: Path, flags: str, send: Any, number: int) -> None:
+    """Train, send a signal in the second epoch, and wait until the run has ended."""
+    run = start_train(root, flags)
+    for rank in range(2):
+        programs.wait_for_file(root / f"waits_{rank}")
+    send(run.pid, number)
+    (root / "sent").touch()
+    run.communicate(timeout=LIMIT_S)
+    assert run.returncode != 0
+    assert_none_left(run.pid)
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -71,7 +86,7 @@ class NeverWhole(Sharded):
             state_dict.StateDictOptions = DTensor.full_tensor = refuse  # type: ignore
 
 
-class SlowShards(NeverWhole, Slow):
+class WaitingShards(NeverWhole, Waits):
     pass
 
 
@@ -86,8 +101,9 @@ class KilledInShards(NeverWhole):
             dcp.HuggingFaceStorageWriter.write_data = kill_all  # type: ignore
 
 
-def kill_all(*_: Any) -> None:
-    time.sleep(1)  # the other process writes meanwhile
+def kill_all(writer: Any, *_: Any) -> None:
+    while not [*Path(writer.path).glob("shard-00001*")]:  # of the other process
+        time.sleep(0.01)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -125,14 +141,8 @@ def test_a_killed_and_a_stopped_run_go_on_to_equal_weights(tmp_path, capsys):
     whole = state(tmp_path / "straight/tiny/version_0")
     for name, sent in {"killed": signal.SIGKILL, "stopped": signal.SIGTERM}.items():
         folder = tmp_path / name / "tiny/version_0"
-        run = start_train(tmp_path / name, TWO.replace("Sharded", "Slow"))
-        while not checkpoint_file(folder, "last").exists():
-            time.sleep(0.05)
-        time.sleep(0.5)
-        os.killpg(run.pid, sent)
-        run.communicate(timeout=LIMIT_S)
-        assert run.returncode != 0
-        assert_none_left(run.pid)
+        flags = TWO.replace("Sharded", "Waits")
+        signal_in_an_epoch(tmp_path / name, flags, os.killpg, sent)
         assert not equal(state(folder), whole)
         again = start_train(tmp_path / name, "--ckpt_path last")
         printed = again.communicate(timeout=LIMIT_S)[0]
@@ -238,15 +248,9 @@ def test_a_run_killed_between_two_shards_goes_on_to_equal_weights(tmp_path, caps
 @pytest.mark.slow
 def test_a_run_that_is_stopped_within_an_epoch_goes_on_from_its_shards(tmp_path):
     finished(start_train(tmp_path / "straight", SHARDS))
-    flags = SHARDS.replace("NeverWhole", "SlowShards")
+    flags = SHARDS.replace("NeverWhole", "WaitingShards")
     folder = tmp_path / "stopped/tiny/version_0"
-    run = start_train(tmp_path / "stopped", flags)
-    while not checkpoint_file(folder, "last").exists():
-        time.sleep(0.05)
-    time.sleep(0.5)
-    run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=LIMIT_S)
-    assert_none_left(run.pid)
+    signal_in_an_epoch(tmp_path / "stopped", flags, os.kill, signal.SIGTERM)
     saved = load_checked(checkpoint_file(folder, "last"))
     assert 19 < saved["global_step"] < 38
     finished(start_train(tmp_path / "stopped", "--ckpt_path last"))

@@ -245,12 +245,14 @@ def test_the_same_command_continues(train, tmp_path, monkeypatch):
         while not process.stdout.readline().startswith("trial "):
             assert process.poll() is None
         process.send_signal(number)
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [
+        process.communicate(timeout=programs.LIMIT_S)[0] for process in processes
+    ]
     assert [process.returncode for process in processes] == [-9, 143]
     assert "Stopped by SIGTERM; the same command continues" in outputs[1]
     processes = [programs.start(command, **how) for _ in range(2)]
     for process in processes:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=programs.LIMIT_S)
         assert process.returncode == 0, output
         assert "Best flags" in output
     assert len(re.findall(r"trial_00\d +[\d.]+ .* complete", output)) == 4

@@ -29,7 +29,7 @@ def database() -> Iterator[str]:
     if SERVER == [None]:
         pytest.skip("PostgreSQL is not installed")
     # a folder of pytest may be entered by one user only
-    folder = Path(tempfile.mkdtemp(prefix="postgres"))
+    folder = Path(tempfile.mkdtemp(prefix="postgres", dir="/tmp"))
     user = None
     if os.getuid() == 0:
         user = "nobody"
@@ -67,7 +67,7 @@ def test_processes_share_a_database_and_one_that_is_killed_is_continued(
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    output, _ = other.communicate(timeout=300)
+    output, _ = other.communicate(timeout=programs.LIMIT_S)
     assert other.returncode == 0, output
     storage = optuna.storages.RDBStorage(database)
     trials = optuna.load_study(study_name="grid", storage=storage).trials

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -296,16 +295,16 @@ def test_ctrl_c_in_the_test_says_how_to_test_again(train, monkeypatch, capsys):
     assert script("train").main(command.split()[2:])["steps"] == 38
 
 
-class Sleep(Callback):
-    """Sleeps in the third step."""
+class Wait(Callback):
+    """Waits in the third step until a file is there."""
 
-    def __init__(self, seconds: int) -> None:
-        self.seconds = seconds
+    def __init__(self, file: str) -> None:
+        self.file = file
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 3:
-            print("sleeping", flush=True)
-            time.sleep(self.seconds)
+            print("waiting", flush=True)
+            programs.wait_for_file(self.file)
 
 
 def begin(tmp_path: Path, flags: str) -> Any:
@@ -319,28 +318,30 @@ def begin(tmp_path: Path, flags: str) -> Any:
     )
 
 
-SLEEP = "--trainer.callbacks test_training.Sleep --trainer.callbacks.seconds"
+WAIT = "--trainer.callbacks test_training.Wait --trainer.callbacks.file"
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    with begin(tmp_path, f"{SLEEP} 60") as process:
-        assert "sleeping\n" in process.stdout
+    with begin(tmp_path, f"{WAIT} {tmp_path / 'never'}") as process:
+        assert "waiting\n" in process.stdout
         process.send_signal(signal.SIGINT)
         assert "a second Ctrl-C ends at once" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(5) == -signal.SIGINT
+        assert process.wait(programs.LIMIT_S) == -signal.SIGINT
         assert not process.stderr.read()
 
 
 @pytest.mark.slow
 @pytest.mark.linux
 def test_sigterm_to_all_processes_of_a_command_keeps_the_state(tmp_path: Path) -> None:
-    with begin(tmp_path, f"--data.num_workers 2 {SLEEP} 1") as process:
-        assert "sleeping\n" in process.stdout
+    file = tmp_path / "sent"
+    with begin(tmp_path, f"--data.num_workers 2 {WAIT} {file}") as process:
+        assert "waiting\n" in process.stdout
         os.killpg(process.pid, signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        file.touch()
+        _, errors = process.communicate(timeout=programs.LIMIT_S)
     assert process.returncode == 143
     assert errors.startswith("Stopped by SIGTERM; to continue:\n")
     assert checkpoint(tmp_path / "tiny/version_0")["global_step"] == 3
