@@ -40,13 +40,14 @@ OF_OTHERS = {
     "PL_SEED_WORKERS",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "CUBLAS_WORKSPACE_CONFIG",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
-"""Variables that scikit-learn sets when it is imported, and Lightning in each training,
-for processes that it starts and for CUDA."""
+"""Variables that scikit-learn sets when it is imported, torch.compile, and Lightning in
+each training, for processes that it starts and for CUDA."""
 
-KEPT = ("wandb-", "programs")
-"""In the names of temporary folders that W&B removes at the end of the process, and of
-processes that keep files (ranks.py)."""
+KEPT = ("wandb-", "torchinductor_", "programs")
+"""In the names of temporary folders that W&B removes at the end of the process, of what
+torch.compile keeps, and of processes that keep files (ranks.py)."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -90,10 +90,12 @@ def test_a_start_that_fails_leaves_nothing(train, tmp_path, capsys):
 def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
     train, tmp_path, monkeypatch
 ):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "")  # so that it is deleted in the end
+        monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     config = yaml_of(tmp_path / "two.yaml", "MLFlowLogger", "WandbLogger", "CSVLogger")
     groups = ("--model.parameter_groups", "{'*.bias': {lr: 0.02}}")
@@ -116,3 +118,4 @@ def test_mlflow_and_wandb_get_all_points_in_runs_of_their_own(
 
     train("--name deep/x --ckpt_path last --trainer.max_epochs 3")
     assert len(client.search_runs([experiment])) == 2
+    wandb.teardown()
