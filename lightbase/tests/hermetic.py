@@ -45,9 +45,9 @@ OF_OTHERS = {
 """Variables that scikit-learn sets when it is imported, torch.compile, and Lightning in
 each training, for processes that it starts and for CUDA."""
 
-KEPT = ("wandb-", "torchinductor_", "programs")
-"""In the names of temporary folders that W&B removes at the end of the process, of what
-torch.compile keeps, and of processes that keep files (ranks.py)."""
+KEPT = ("wandb-", "torchinductor_", ".ses", "pytest-of-", "programs")
+"""In the names of temporary files that W&B removes at the end of the process, of what
+torch.compile and onnxruntime keep, and of processes that keep files (ranks.py)."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -204,8 +204,9 @@ def test_the_intervals_are_the_same_with_two_processes(trained, tmp_path) -> Non
             words += ["--trust_checkpoint", "true"]
             result = on_ranks(tmp_path, 2, "test_report.evaluate_on_rank", *words)
             assert not any(result.statuses), result.outputs
-        ends.append(read(out / "intervals.csv")[1][:, 1:].tolist())
-    assert ends[0] == ends[1]
+        ends.append(read(out / "intervals.csv")[1][:, 1:])
+    # a batch of another size may be computed by another kernel
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
 
 
 def evaluate_on_rank(*words: str) -> None:

@@ -2,12 +2,14 @@
 deleted are left out."""
 
 import json
+import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +55,22 @@ def folder(user_folder: Path, mnist_dir: Path, cifar10_dir: Path) -> Path:
     return user_folder
 
 
+@pytest.fixture
+def loggers_end() -> Iterator[None]:
+    """End what W&B and MLflow have begun."""
+    before = dict(os.environ)
+    yield
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [*PAGES, pytest.param("docs/sweep.md", marks=OPEN_PIPES)]
 )
-def test_the_commands_of_a_page_run(page, folder, monkeypatch, capsys):
+def test_the_commands_of_a_page_run(page, folder, monkeypatch, capsys, loggers_end):
     text = text_of(page)
     write_files(text, folder, monkeypatch)
     for command in [*BEFORE.get(page, []), *commands(text)]:
