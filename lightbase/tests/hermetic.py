@@ -34,6 +34,7 @@ TORCHS = signal.SIGCHLD
 """The signal for which torch keeps a handler from the first worker of a loader on."""
 
 OF_OTHERS = {
+    "CUDA_DEVICE_ORDER",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
     "PL_GLOBAL_SEED",
