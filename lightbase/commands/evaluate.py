@@ -1,5 +1,6 @@
 """Test a checkpoint again, on the data and with the settings of its run."""
 
+import math
 from argparse import Namespace
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightbase.config.files import (
     Values,
     as_csv,
     as_table,
+    as_text,
     json_text,
     relative_to_cwd,
     write_whole,
@@ -24,7 +26,14 @@ from lightbase.data.tensors import to_host
 from lightbase.model.curves import gather, is_of_class
 from lightbase.model.intervals import intervals
 from lightbase.model.module import BaseModule
-from lightbase.model.predictions import MISFITS, class_names, columns_of, confusion
+from lightbase.model.predictions import (
+    MISFITS,
+    class_names,
+    columns_of,
+    confusion,
+    threshold,
+)
+from lightbase.model.scores import CONSTANTS, constant_name, gives_probabilities
 from lightbase.run.devices import describe_devices
 from lightbase.run.fit import NO_TEST, run_test
 from lightbase.run.stops import BetweenSteps, end_processes
@@ -80,6 +89,7 @@ class ClassReport(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines: list[str] = []
+        self.remarks: list[str] = []  # metrics that may be no better than a constant
         self.counts = torch.tensor(0)  # the sum of `class_counts`
         self.batches: list[Any] = []  # outputs and targets
 
@@ -96,7 +106,13 @@ class ClassReport(Callback):
         try:
             outputs, targets = pl_module.tracked
             ignored = pl_module.curves_callback.ignored_target
-            counts = class_counts(pl_module.task, outputs.float(), targets, ignored)
+            counts = class_counts(
+                pl_module.task,
+                outputs.float(),
+                targets,
+                ignored,
+                gives_probabilities(pl_module),
+            )
         except MISFITS as error:
             raise UserError(
                 f"what test_step gives track does not fit task {pl_module.task}",
@@ -131,6 +147,13 @@ class ClassReport(Callback):
                 # outside: the metric is not a function of sums over samples
                 if not (value < low - error or value > high + error):
                     table.append((name, value, low, high))
+                for constant in CONSTANTS:
+                    other = trainer.callback_metrics.get(f"{name}_{constant}", math.nan)
+                    if low <= other <= high:
+                        self.remarks.append(
+                            f"{name}: the interval contains {as_text(float(other))}, "
+                            f"what {constant_name(constant)} has"
+                        )
         num = counts.shape[1]
         names = class_names(trainer.datamodule, num)[:num]
         of_classes = map(Tensor.tolist, scores.values())
@@ -141,29 +164,31 @@ class ClassReport(Callback):
             tables["confusion_matrix.csv"] = [("true / predicted", *names), *matrix]
         for name, content in tables.items():
             write_whole(self.folder / name, as_csv(content))
-        self.lines = [*as_table(table), *as_table(rows)]
+        self.lines = [*as_table(table), *self.remarks, *as_table(rows)]
         self.lines.append(f"Report: {relative_to_cwd(self.folder / 'report.csv')}")
 
 
 def class_counts(
-    task: str, outputs: Tensor, targets: Tensor, ignored: int | None = None
+    task: str,
+    outputs: Tensor,
+    targets: Tensor,
+    ignored: int | None = None,
+    are_probabilities: bool | None = False,
 ) -> Tensor:
     """Return the counts of a batch for the report: a confusion matrix, see `confusion`.
-    For multilabel return six counts of each label, int64 (6, labels): the samples that
-    have the label, the outputs outside [0, 1], the right predictions and all
-    predictions if the outputs are probabilities, and the same two if they are logits.
-    Only the whole test tells which of the two they are.
+    For multilabel return three counts of each label, int64 (3, labels): the right
+    predictions, the samples that have the label, and all predictions.
 
     ignored: A target that does not count.
+    are_probabilities: See `gives_probabilities`.
     """
     if task == "multilabel":
         true = targets > 0.5
-        counts = [true, (outputs < 0) | (outputs > 1)]
-        for threshold in (0.5, 0.0):
-            predicted = (outputs > threshold) & (targets != ignored)
-            counts += [true & predicted, predicted]
-        return torch.stack(counts).sum(1)
-    true, predicted, *_ = columns_of(task, outputs, targets, ignored)
+        predicted = outputs > threshold(are_probabilities)
+        predicted &= targets != ignored
+        return torch.stack([true & predicted, true, predicted]).sum(1)
+    columns = columns_of(task, outputs, targets, ignored, are_probabilities)
+    true, predicted, *_ = columns
     return confusion(true, predicted, max(2, outputs.shape[1]))
 
 
@@ -175,9 +200,7 @@ def class_scores(task: str, counts: Tensor) -> dict[str, Tensor]:
     if their denominator is.
     """
     if task == "multilabel":
-        support, outside, right, num_predicted, *of_logits = counts
-        if outside.any():
-            right, num_predicted = of_logits
+        right, support, num_predicted = counts
     else:
         right, support, num_predicted = counts.diag(), counts.sum(1), counts.sum(0)
     total = support + num_predicted

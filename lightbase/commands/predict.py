@@ -42,7 +42,7 @@ from lightbase.model.predictions import (
     class_names,
     predicted_masks,
     prediction_step,
-    probabilities,
+    predicts_probabilities,
     task_of,
 )
 from lightbase.run.devices import check_one_device
@@ -90,9 +90,7 @@ def run(options: Namespace) -> None:
     if is_npz:
         write_arrays(options.output, names, outputs)
     else:
-        # a plain LightningModule may have no task; then its outputs are numbers
-        task = getattr(model, "task", None)
-        write_single(options, names, outputs, true, data, task)
+        write_single(options, names, outputs, true, data, model)
     if options.output is not None:
         print(f"{len(names)} predictions in {options.output}")
     if unreadable:
@@ -105,7 +103,7 @@ def write_single(
     outputs: dict[str, Rows],
     true: Rows,
     data: Any,
-    task: str | None,
+    model: Any,
 ) -> None:
     """Write the outputs of a predict_step that returns one tensor."""
     if outputs.keys() - {"prediction"}:
@@ -126,7 +124,9 @@ def write_single(
     if is_mask:
         write_masks(options.output, names, rows)
         return
-    columns = prediction_columns(rows, data, task, options)
+    # a plain LightningModule may have no task; then its outputs are numbers
+    task = getattr(model, "task", None)
+    columns = prediction_columns(rows, data, model, task, options)
     columns |= true_columns(true, data, task)
     first = "file" if options.files else "sample"
     table = [(first, *columns), *zip(names, *columns.values(), strict=True)]
@@ -214,7 +214,7 @@ def run_loop(
         for name, rows in rows_by_name(results).items():
             is_segmentation = task_of(model, rows) == "segmentation"
             if with_masks and is_segmentation and rows.dim() == 4:
-                rows = predicted_masks(rows)
+                rows = predicted_masks(rows, predicts_probabilities(model, rows))
             outputs[name] += to_host(rows)  # one copy for a batch
         targets = targets_of(batch)
         if isinstance(targets, Tensor):
@@ -353,7 +353,7 @@ def write_masks(folder: Path, names: Names, rows: Rows) -> None:
 
 
 def prediction_columns(
-    rows: Rows, data: Any, task: str | None, options: Namespace
+    rows: Rows, data: Any, model: Any, task: str | None, options: Namespace
 ) -> Columns:
     """Return the columns of the predictions for a table: classes, labels, texts or
     numbers. options: `top_k`, `probabilities` and `threshold` as in --help."""
@@ -366,7 +366,9 @@ def prediction_columns(
         values = torch.stack(rows)
         columns = class_columns(values, names, options.top_k)
     elif task == "multilabel" and has_classes and options.top_k == 1:
-        values = probabilities(torch.stack(rows))
+        values = torch.stack(rows)
+        if not predicts_probabilities(model, values):
+            values = values.sigmoid()
         is_set = (values > options.threshold).tolist()
         columns = {"labels": [", ".join(compress(names, row)) for row in is_set]}
     elif options.top_k > 1 or options.probabilities:

@@ -42,6 +42,7 @@ from lightbase.data.splits import (
     Fold,
     check_unchanged,
     class_numbers,
+    constants_of,
     divide,
     fingerprint,
     fold_indices,
@@ -176,6 +177,8 @@ class BaseDataModule(LightningDataModule):
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size or batch_size
         self.splits: dict[str, Samples] = {}
+        # predictions that need no network, of the training targets
+        self.constants: dict[str, Tensor] = {}
         self.split_groups: Values = {}  # with val_split grouped
         # {split: hash of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
@@ -520,7 +523,7 @@ class BaseDataModule(LightningDataModule):
     def _keep_for_training(self, left: Any, samples: Samples, groups: Any) -> None:
         """Make the split of the training. Load its samples a second time, with the
         transforms of training, if `load` takes the argument `training`."""
-        training_samples = samples
+        training_samples, targets = samples, samples.targets
         if self._takes_training():
             training_samples = self._load_split("train", training=True)
         if len(training_samples) != len(samples):
@@ -535,6 +538,8 @@ class BaseDataModule(LightningDataModule):
             training_samples = training_samples.select(left)
         self.splits["train"] = samples
         self.training_samples = training_samples
+        if not isinstance(left, PermutedPart):
+            self.constants = constants_of(targets, num, left)
         if self.val_split == "grouped":
             self.split_groups["train"] = groups[left]
         weights = self.sample_weights("train")
@@ -636,6 +641,7 @@ class BaseDataModule(LightningDataModule):
             "test_seed": self.test_seed,
             "lists_parts": self.lists_parts,
             "fingerprints": self.fingerprints,
+            "constants": self.constants,
         }
         if self.fold:
             state["fold"] = list(self.fold)
@@ -651,6 +657,7 @@ class BaseDataModule(LightningDataModule):
                 f"the data has others: {', '.join(self.classes)[:100]}",
             )
         self.shuffle_seed = state_dict["shuffle_seed"]
+        self.constants = state_dict.get("constants", self.constants)
         self.lists_parts = state_dict.get("lists_parts", True)
         self.classes = classes
         # in checkpoints up to version 0.3, split_seed chose the test set

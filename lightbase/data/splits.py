@@ -259,6 +259,28 @@ def bytes_of(values: Any) -> bytes:
     return content
 
 
+def constants_of(targets: Any, num: int, index: Any) -> dict[str, Tensor]:
+    """Return the predictions that need no network, by name: "largest_class", int64 (),
+    and "training_mean", float32 (...), of targets (N,) or (N, outputs). Return none if
+    they are not known numbers.
+
+    num: The number of samples.
+    index: The positions of those that train.
+    """
+    try:
+        targets = torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError):  # None, or texts
+        return {}
+    if targets.dim() not in (1, 2) or len(targets) != num:
+        return {}
+    targets = targets[index]
+    constants = {"training_mean": targets.double().mean(0).float()}
+    labels = targets[targets >= 0]  # a loss ignores the others, such as -100
+    if targets[0].numel() == 1 and len(labels):
+        constants["largest_class"] = labels.mode().values.long()
+    return constants
+
+
 def class_numbers(samples: Samples) -> Tensor | None:
     """Return the class number of each sample, int64 (N,), or None if the targets are
     unknown or not one integer for each sample. No sample is read: arrays are in memory,

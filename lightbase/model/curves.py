@@ -34,6 +34,7 @@ from lightbase.model.metrics import (
     collection,
     ignore_targets,
 )
+from lightbase.model.scores import add_constants, gives_probabilities
 
 Stage = Literal["train", "val", "test"]
 
@@ -170,11 +171,18 @@ class Curves(Callback):
             self.ignored_target = None  # to leave targets out would wait for the GPU
         ignore_targets(metrics, self.ignored_target)
         classes = data.classes if isinstance(data, BaseDataModule) else []
+        accumulator = partial(
+            Accumulator,
+            classes=classes,
+            are_probabilities=gives_probabilities(pl_module),
+        )
         for name in get_args(Stage):
             stage_prefix = f"{stage_name(trainer, name)}/"
-            self.means[name] = Accumulator(metrics.clone(), stage_prefix, classes)
-        self.means["epoch"] = Accumulator(metrics.clone(), "train/", classes)
+            self.means[name] = accumulator(metrics.clone(), stage_prefix)
+        self.means["epoch"] = accumulator(metrics.clone(), "train/")
         self.means["train"].epoch = self.means["epoch"]
+        if stage == "test" and isinstance(data, BaseDataModule):
+            add_constants(self.means["test"].metrics, data.constants)
         pl_module.prepare_net(trains=stage == "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -244,7 +252,9 @@ class Curves(Callback):
         MinMaxMetric would keep the values of the sanity check."""
         test = self.means["test"]
         prefix = self.means["val"].prefix
-        self.means["val"] = Accumulator(test.metrics, prefix, test.classes)
+        self.means["val"] = Accumulator(
+            test.metrics, prefix, test.classes, test.are_probabilities
+        )
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the means of the validation."""

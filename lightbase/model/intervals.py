@@ -150,7 +150,7 @@ def defined_values(means: Accumulator, name: str, metric: Metric) -> dict[str, f
     """Return the value of a metric by curve, or nothing if torchmetrics warns that it
     means nothing."""
     with warnings.catch_warnings(record=True, action="always") as caught:
-        value = metric.compute()
+        value = means.compute(metric)
     for warning in caught:
         if str(warning.message).startswith(("No positive", "No negative")):
             return {}

@@ -16,9 +16,16 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import ClasswiseWrapper
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from lightbase.config.errors import UserError
+from lightbase.config.errors import UserError, say
 from lightbase.config.known_errors import noted
 from lightbase.data.tensors import map_tensors, tensors_in, to_host
+from lightbase.model.scores import (
+    SCORES_DTYPE,
+    depends_on_order,
+    num_logits,
+    scores_for,
+    with_thresholds,
+)
 
 Metrics = dict[str, Metric | None] | MetricCollection
 
@@ -42,9 +49,10 @@ TAKE_LABELS = ("torchmetrics.classification", "torchmetrics.segmentation")
 TAKE_NUMBERS = ("torchmetrics.regression",)
 """Packages whose metrics add up numbers. The sums are float64, because torchmetrics
 takes the difference of two of them: in float32, the R2 of targets with a large mean is
-wrong. Apple GPUs have no float64."""
+wrong."""
 
-SUMS_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
+MIN_SAMPLES = 100
+"""As many outputs in [0, 1] are a reason to ask whether they are probabilities."""
 
 COUNTED = "counted targets"
 """The name of the share of the targets that the loss does not ignore. The loss is
@@ -66,6 +74,7 @@ class Accumulator:
     metrics: Metrics that no other accumulator uses.
     prefix: The beginning of the names of the curves, such as "val/".
     classes: Names for metrics that have a value for each class.
+    are_probabilities: Whether the outputs are probabilities, see `gives_probabilities`.
     epoch: The accumulator of the whole epoch, or None. Every batch is added to it, too;
         it is reset separately.
     sums: Tensor (names + 1,): the sums over the samples of each value, and the number
@@ -80,11 +89,14 @@ class Accumulator:
         metrics: MetricCollection,
         prefix: str = "",
         classes: Sequence[str] = (),
+        are_probabilities: bool | None = None,
     ) -> None:
         self.metrics = metrics
+        self.are_probabilities = are_probabilities
+        self.is_told = False
         for metric in metrics.values():
             if is_of(metric, TAKE_NUMBERS):
-                metric.set_dtype(SUMS_DTYPE)
+                metric.set_dtype(SCORES_DTYPE)
         self.prefix = prefix
         self.classes = as_curve_names(classes)
         self.epoch: Accumulator | None = None
@@ -98,6 +110,8 @@ class Accumulator:
         self.has_metrics = False
         # targets of classification metrics that are not class numbers
         self.num_broken: Any = 0
+        # outputs that are no probabilities; None if no metric takes probabilities
+        self.num_logits: Any = None
         self.metrics.reset()
         self._forget_waiting()
 
@@ -199,7 +213,7 @@ class Accumulator:
         labels = targets
         if is_of(metric, TAKE_NUMBERS):
             outputs, labels = map_tensors(
-                lambda x: x.to(SUMS_DTYPE), (outputs, targets)
+                lambda x: x.to(SCORES_DTYPE), (outputs, targets)
             )
         if isinstance(targets, Tensor) and is_of(metric, TAKE_LABELS):
             labels = targets.long()
@@ -207,6 +221,10 @@ class Accumulator:
             self.num_broken = self.num_broken + num_not_classes(
                 metric, outputs, targets
             )
+            scores = scores_for(metric, outputs, self.are_probabilities)
+            if scores is not outputs:
+                self.num_logits = (self.num_logits or 0) + num_logits(metric, outputs)
+            outputs = scores
         try:
             metric.update(outputs, labels)
         except Exception as error:
@@ -227,14 +245,7 @@ class Accumulator:
         if self.sums is None:
             return {}
         total = reduce(self.sums)
-        if reduce(self.num_broken) > 0:
-            raise UserError(
-                "a classification metric got targets that are not whole numbers from 0 "
-                "to num_classes - 1",
-                "give class numbers (argmax(1) of one-hot targets), round them, give "
-                "the ignore_index of the loss to the metric, or take a metric of "
-                "torchmetrics.regression",
-            )
+        self._check(total[-1], reduce)
         names = [f"{self.prefix}{name}" for name in self.names]
         curves = dict(zip(names, (total[:-1] / total[-1]).float(), strict=True))
         if COUNTED in self.names:
@@ -244,7 +255,7 @@ class Accumulator:
             # some metrics look at the outputs only here
             with noted(f"the metric {name} cannot be computed; {WAY_OUT}"):
                 try:
-                    value = metric.compute()
+                    value = self.compute(metric)
                 except ValueError:
                     if self.prefix != "train/" or total[-1] > 1:
                         raise
@@ -263,6 +274,38 @@ class Accumulator:
                     self.non_scalar_values[curve.removeprefix(self.prefix)] = part
         curves[f"{self.prefix}num_samples"] = total[-1]
         return curves
+
+    def _check(self, num: Tensor, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Raise UserError if targets are not class numbers. Print a line, once, if
+        outputs that count as logits may be probabilities.
+
+        num: The number of samples.
+        """
+        if reduce(self.num_broken) > 0:
+            raise UserError(
+                "a classification metric got targets that are not whole numbers from 0 "
+                "to num_classes - 1",
+                "give class numbers (argmax(1) of one-hot targets), round them, give "
+                "the ignore_index of the loss to the metric, or take a metric of "
+                "torchmetrics.regression",
+            )
+        if self.prefix == "train/" or self.num_logits is None or self.is_told:
+            return
+        is_sure = self.are_probabilities or reduce(self.num_logits) > 0
+        if num >= MIN_SAMPLES and not is_sure:
+            self.is_told = True
+            say(
+                f"{self.prefix} outputs count as logits, as the loss or the task says, "
+                "but all could be probabilities; if they are, set "
+                "gives_probabilities = True in the class of the model"
+            )
+
+    def compute(self, metric: Metric) -> Any:
+        """Return the value of a metric."""
+        value = metric.compute()
+        if self.are_probabilities is not None and depends_on_order(metric):
+            return with_thresholds(value)
+        return value
 
     def _measured(self) -> list[tuple[str, Metric]]:
         """Return the names and metrics if the metrics got a batch, else nothing.

@@ -95,6 +95,9 @@ class BaseModule(LightningModule):
     ) = None
     """The meaning of outputs and targets. Pictures, evaluate.py --report and predict.py
     need it; docs/tensorboard.md lists the shapes."""
+    gives_probabilities: bool | None = None
+    """Whether the outputs that the steps give to `track` are probabilities. By default
+    they are with BCELoss, and otherwise logits if torch's losses or `task` say so."""
     optimizer: str | Optimizer | Callable[..., Optimizer]
     scheduler: str | LRScheduler | None
     # the outputs and targets that `track` got in the newest step of an evaluation

@@ -10,6 +10,8 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lightbase.data.module import BaseDataModule
 from lightbase.data.tensors import inputs_of
+from lightbase.model.module import BaseModule
+from lightbase.model.scores import gives_probabilities
 
 PALETTE = (
     torch.arange(256)[:, None] * torch.tensor([2**25 - 1, 2**15 - 1, 2**21 - 1]) % 255
@@ -48,14 +50,15 @@ def class_names(data: Any, num_classes: int) -> list[str]:
     return names + [str(i) for i in range(len(names), num_classes)]
 
 
-def probabilities(outputs: Tensor) -> Tensor:
-    """Return the sigmoid of logits, in the same shape. Outputs that all lie in [0, 1]
-    count as probabilities and are returned unchanged. torchmetrics does the same."""
-    are_probabilities = ((outputs >= 0) & (outputs <= 1)).all()
-    return torch.where(are_probabilities, outputs, outputs.sigmoid())
+def predicts_probabilities(module: Any, rows: Tensor) -> bool:
+    """Return whether predictions (N, ...) are probabilities. Of a predict_step of the
+    user's own they are if all lie in [0, 1], else logits."""
+    if isinstance(module, BaseModule) and not is_overridden("predict_step", module):
+        return bool(gives_probabilities(module))
+    return bool(((rows >= 0) & (rows <= 1)).all())
 
 
-def predicted_masks(outputs: Tensor) -> Tensor:
+def predicted_masks(outputs: Tensor, are_probabilities: bool | None) -> Tensor:
     """Return the class of each pixel, int64 (N, H, W).
 
     outputs: Logits or probabilities (N, classes, H, W), or (N, 1, H, W) for two
@@ -63,11 +66,20 @@ def predicted_masks(outputs: Tensor) -> Tensor:
     """
     if outputs.shape[1] > 1:
         return outputs.argmax(1)
-    return (probabilities(outputs)[:, 0] > 0.5).long()
+    return (outputs[:, 0] > threshold(are_probabilities)).long()
+
+
+def threshold(are_probabilities: bool | None) -> float:
+    """Return the output above which a label is predicted."""
+    return 0.5 if are_probabilities else 0.0
 
 
 def columns_of(
-    task: str, outputs: Tensor, targets: Tensor, ignored: int | None = None
+    task: str,
+    outputs: Tensor,
+    targets: Tensor,
+    ignored: int | None = None,
+    are_probabilities: bool | None = False,
 ) -> list[Tensor]:
     """Return the true and the predicted values of a batch, each with a row for each
     sample.
@@ -77,19 +89,19 @@ def columns_of(
         the probability of the predicted class. docs/tensorboard.md lists the shapes.
     outputs: For classes, logits or probabilities.
     ignored: A target that the loss ignores. It becomes -100.
+    are_probabilities: See `gives_probabilities`.
     """
     if task == "regression":
         return [targets, outputs.reshape(targets.shape)]
-    predicted = predicted_masks(outputs)
+    predicted = predicted_masks(outputs, are_probabilities)
     # the loss of two classes may need masks of floats
     true = targets.reshape(predicted.shape).long()
     if ignored is not None:
         true = true.masked_fill(true == ignored, -100)
     columns = [true, predicted]
     if task == "multiclass":
-        # probabilities are not negative, and those of each sample add up to 1
-        are_shares = ((outputs.sum(1) - 1).abs() < 1e-3).all() & (outputs >= 0).all()
-        columns.append(torch.where(are_shares, outputs, outputs.softmax(1)).amax(1))
+        shares = outputs if are_probabilities else outputs.softmax(1)
+        columns.append(shares.amax(1))
     return columns
 
 

@@ -45,6 +45,7 @@ from lightbase.config.spec import RunSpec, as_list, as_yaml, check_round_trip
 from lightbase.model.curves import is_of_class
 from lightbase.model.module import BaseModule
 from lightbase.model.monitor import choose_monitor
+from lightbase.model.scores import CONSTANTS, constant_name
 from lightbase.run.checkpoint import (
     AtomicCheckpointIO,
     ValidatedWeights,
@@ -330,8 +331,15 @@ def say_results(
     weights = "the last weights"
     if tested:
         weights = f"the best checkpoint {relative_to_cwd(tested)}"
-    overall = filterfalse(is_of_class, metrics)
-    texts = [f"{name} {as_text(values[name])}" for name in overall]
+    texts = []
+    for name in filterfalse(is_of_class, metrics):
+        text = f"{name} {as_text(values[name])}"
+        for constant in CONSTANTS:
+            if f"{name}_{constant}" in values:
+                score = as_text(values[f"{name}_{constant}"])
+                text += f" ({constant_name(constant)}: {score})"
+        if not name.endswith(tuple(CONSTANTS)):
+            texts.append(text)
     say(f"Test of {weights}: {', '.join(texts)}")
     class_metrics = filter(is_of_class, metrics)
     for name in sorted(class_metrics, key=values.__getitem__):  # the worst class first

@@ -35,7 +35,9 @@ def test_it_returns_the_numbers_of_the_training_from_any_folder_and_writes_nothi
     capsys.readouterr()
     evaluate(ckpt)
     metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    constant = metrics.pop("test/acc_largest_class")
     assert metrics.keys() == {"test/acc", "test/loss", "test/num_samples"}
+    assert constant == trained_metrics["test/acc_largest_class"]
     assert metrics.items() <= trained_metrics.items()
     assert sorted(folder.rglob("*")) == before
     assert not list(tmp_path.iterdir())

@@ -63,7 +63,7 @@ def test_the_report_agrees_with_the_test(trained, tmp_path, capsys):
         assert low <= value <= high
         cells = [f"{x:.4g}" for x in (value, low, high)]
         assert [name, *cells] in [line.split() for line in shown]
-    assert {*names} == metrics.keys() - {"test/num_samples"}
+    assert {*names} == {"test/acc", "test/loss"}
 
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
@@ -211,3 +211,16 @@ def test_the_intervals_are_the_same_with_two_processes(trained, tmp_path) -> Non
 
 def evaluate_on_rank(*words: str) -> None:
     evaluate([*words])
+
+
+def test_a_line_says_that_a_network_may_be_no_better_than_a_constant(
+    train, tmp_path, capsys
+):
+    train("--model.lr 1e-9 --seed_everything 8")
+    ending = capsys.readouterr().out
+    path = checkpoint_file(tmp_path / "tiny" / "version_0")
+    metrics = evaluate(argv("--ckpt_path", path, "--report", tmp_path / "new"))
+    score = metrics["test/acc_largest_class"]
+    assert f"(the largest class alone: {score:.4g})" in ending
+    shown = capsys.readouterr().out
+    assert f"test/acc: the interval contains {score:.4g}" in shown

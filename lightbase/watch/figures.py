@@ -44,6 +44,7 @@ from lightbase.model.predictions import (
     confusion,
     task_of,
 )
+from lightbase.model.scores import gives_probabilities
 
 NUM_COLUMNS = 5  # of a grid
 
@@ -125,7 +126,13 @@ class PredictionFigures(Callback):
             outputs, targets = pl_module.tracked
             self.task = task_of(pl_module, outputs)
             ignored = pl_module.curves_callback.ignored_target
-            columns = columns_of(self.task, outputs.float(), targets, ignored)
+            columns = columns_of(
+                self.task,
+                outputs.float(),
+                targets,
+                ignored,
+                gives_probabilities(pl_module),
+            )
             if self.task == "multiclass" and columns[1].dim() > 1:
                 raise TypeError("a class for each word, for example")
         except MISFITS:
