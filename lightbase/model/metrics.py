@@ -22,6 +22,7 @@ from lightbase.data.tensors import map_tensors, tensors_in, to_host
 from lightbase.model.scores import (
     SCORES_DTYPE,
     depends_on_order,
+    is_converted,
     num_logits,
     scores_for,
     with_thresholds,
@@ -110,8 +111,7 @@ class Accumulator:
         self.has_metrics = False
         # targets of classification metrics that are not class numbers
         self.num_broken: Any = 0
-        # outputs that are no probabilities; None if no metric takes probabilities
-        self.num_logits: Any = None
+        self.num_logits: list[Tensor] = []  # how many outputs are no probabilities
         self.metrics.reset()
         self._forget_waiting()
 
@@ -221,10 +221,10 @@ class Accumulator:
             self.num_broken = self.num_broken + num_not_classes(
                 metric, outputs, targets
             )
-            scores = scores_for(metric, outputs, self.are_probabilities)
-            if scores is not outputs:
-                self.num_logits = (self.num_logits or 0) + num_logits(metric, outputs)
-            outputs = scores
+            are_floats = isinstance(outputs, Tensor) and outputs.is_floating_point()
+            if are_floats and is_converted(metric, self.are_probabilities):
+                self.num_logits.append(num_logits(metric, outputs))
+                outputs = scores_for(metric, outputs, self.are_probabilities)
         try:
             metric.update(outputs, labels)
         except Exception as error:
@@ -289,9 +289,11 @@ class Accumulator:
                 "the ignore_index of the loss to the metric, or take a metric of "
                 "torchmetrics.regression",
             )
-        if self.prefix == "train/" or self.num_logits is None or self.is_told:
+        if self.prefix == "train/" or not self.num_logits or self.is_told:
             return
-        is_sure = self.are_probabilities or reduce(self.num_logits) > 0
+        is_sure = (
+            self.are_probabilities or reduce(torch.stack(self.num_logits).sum()) > 0
+        )
         if num >= MIN_SAMPLES and not is_sure:
             self.is_told = True
             say(
@@ -303,7 +305,7 @@ class Accumulator:
     def compute(self, metric: Metric) -> Any:
         """Return the value of a metric."""
         value = metric.compute()
-        if self.are_probabilities is not None and depends_on_order(metric):
+        if is_converted(metric, self.are_probabilities) and depends_on_order(metric):
             return with_thresholds(value)
         return value
 

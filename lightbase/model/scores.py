@@ -6,6 +6,7 @@ confident predictions is lost (its issues 2195, 2329, 2819). Here `gives_probabi
 decides once, and `scores_for` keeps the order.
 """
 
+import re
 from typing import Any
 
 import torch
@@ -16,18 +17,7 @@ from torchmetrics import (
     Metric,
     MetricCollection,
 )
-from torchmetrics.classification import (
-    BinaryAccuracy,
-    BinaryPrecisionRecallCurve,
-    MulticlassAccuracy,
-    MulticlassCalibrationError,
-    MulticlassHingeLoss,
-    MulticlassPrecisionRecallCurve,
-    MultilabelCoverageError,
-    MultilabelPrecisionRecallCurve,
-    MultilabelRankingAveragePrecision,
-    MultilabelRankingLoss,
-)
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lightbase.data.tensors import map_tensors
@@ -41,18 +31,11 @@ OF_LOGITS = (
 )
 """Losses of logits. The log-probabilities that NLLLoss takes are logits, too."""
 
-OF_ORDER = (
-    BinaryPrecisionRecallCurve,
-    MulticlassPrecisionRecallCurve,
-    MultilabelPrecisionRecallCurve,
-    MultilabelCoverageError,
-    MultilabelRankingAveragePrecision,
-    MultilabelRankingLoss,
-)
+OF_ORDER = re.compile("PrecisionRecallCurve|Ranking|CoverageError")
 """Metrics that depend on the order of the scores only, such as AUROC, which is derived
 from a curve. With the option `thresholds` they depend on the scores themselves."""
 
-TAKE_SHARES = (MulticlassCalibrationError, MulticlassHingeLoss)
+OF_SHARES = re.compile("MulticlassCalibrationError|MulticlassHingeLoss")
 """Other metrics of several classes that take the probabilities of all classes."""
 
 OF_CLASSES = ("multiclass", "multilabel", "segmentation", "text")
@@ -81,54 +64,55 @@ def gives_probabilities(module: Any) -> bool | None:
     return None
 
 
-def scores_for(metric: Metric, outputs: Any, are_probabilities: bool | None) -> Any:
-    """Return the outputs as a metric of torchmetrics.classification takes them: as
-    probabilities in float64, or `squashed` log-odds for a metric of the order.
+def is_converted(metric: Metric, are_probabilities: bool | None) -> bool:
+    """Return whether `scores_for` converts the outputs for a metric of
+    torchmetrics.classification. It does not for a metric that takes the largest of
+    several classes, and for a label if nobody knows what the outputs are."""
+    names = names_of(metric)
+    if "Multiclass" in names:
+        return bool(OF_ORDER.search(names) or OF_SHARES.search(names))
+    is_known = are_probabilities is not None
+    return is_known and ("Binary" in names or "Multilabel" in names)
 
-    outputs: Floats (N,) or (N, classes or labels, ...). Others are returned as they
-        are. So are the outputs for a metric that takes the largest of several classes.
-    are_probabilities: See `gives_probabilities`. With None nothing is changed.
+
+def scores_for(metric: Metric, outputs: Tensor, are_probabilities: bool | None) -> Any:
+    """Return the outputs as a metric takes them that `is_converted`: as probabilities
+    in float64, or `squashed` log-odds for a metric of the order.
+
+    outputs: Floats (N,) or (N, classes or labels, ...).
+    are_probabilities: See `gives_probabilities`.
     """
-    names = " ".join(cls.__name__ for x in metric.modules() for cls in type(x).__mro__)
-    is_multiclass = "Multiclass" in names
-    if is_multiclass:
-        takes_scores = depends_on_order(metric) or has_part(metric, TAKE_SHARES)
-    else:
-        takes_scores = "Binary" in names or "Multilabel" in names
-    if are_probabilities is None or not takes_scores:
-        return outputs
-    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-        return outputs
     scores = outputs.to(SCORES_DTYPE)
-    if not depends_on_order(metric):
+    is_multiclass = "Multiclass" in names_of(metric)
+    if depends_on_order(metric):
         if are_probabilities:
-            return scores
-        return scores.softmax(1) if is_multiclass else scores.sigmoid()
+            return squashed(scores.logit())
+        return squashed(log_odds(scores) if is_multiclass else scores)
     if are_probabilities:
-        return squashed(scores.logit())
-    return squashed(log_odds(scores) if is_multiclass else scores)
+        return scores
+    return scores.softmax(1) if is_multiclass else scores.sigmoid()
+
+
+def names_of(metric: Metric) -> str:
+    """Return the names of the classes of a metric, and of the metric in a wrapper."""
+    return " ".join(cls.__name__ for x in metric.modules() for cls in type(x).__mro__)
 
 
 def num_logits(metric: Metric, outputs: Tensor) -> Tensor:
     """Return how many outputs are no probabilities: outside [0, 1], or the outputs of a
     sample whose sum over all classes is not 1."""
     num = ((outputs < 0) | (outputs > 1)).sum()
-    if "Multiclass" in type(metric).__name__:
+    if "Multiclass" in names_of(metric):
         num = num + ((outputs.sum(1) - 1).abs() > 1e-3).sum()
     return num
 
 
-def has_part(metric: Metric, types: tuple[type[Metric], ...]) -> bool:
-    """Return whether a metric, or the metric in a wrapper, is of one of the types."""
-    return any(isinstance(part, types) for part in metric.modules())
-
-
 def depends_on_order(metric: Metric) -> bool:
     """Return whether a metric depends on nothing but the order of the scores."""
-    return any(
-        isinstance(part, OF_ORDER) and getattr(part, "thresholds", None) is None
-        for part in metric.modules()
+    has_thresholds = any(
+        getattr(part, "thresholds", None) is not None for part in metric.modules()
     )
+    return not has_thresholds and bool(OF_ORDER.search(names_of(metric)))
 
 
 def log_odds(logits: Tensor) -> Tensor:

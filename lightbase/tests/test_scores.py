@@ -14,7 +14,12 @@ from torchmetrics.wrappers import MinMaxMetric
 
 from lightbase.model.metrics import Accumulator, collection
 from lightbase.model.module import BaseModule
-from lightbase.model.scores import add_constants, gives_probabilities, log_odds
+from lightbase.model.scores import (
+    add_constants,
+    gives_probabilities,
+    is_converted,
+    log_odds,
+)
 
 SCALES = (0.01, 0.3, 1, 30, 300)
 
@@ -196,3 +201,11 @@ def test_a_constant_prediction_is_measured_beside_the_network() -> None:
     assert found["mae_training_mean"] == pytest.approx((1 + 2 + 1 + 8) / 4)
     assert found["mse_training_mean"] == pytest.approx((1 + 4 + 1 + 64) / 4)
     assert math.isclose(found["mae"], 34 / 4)
+
+
+def test_without_a_known_loss_classes_have_logits_and_labels_are_left_alone() -> None:
+    metric = of_classes.MulticlassAUROC(3)
+    assert is_converted(metric, None)
+    assert is_converted(MinMaxMetric(metric), None)
+    assert not is_converted(of_classes.BinaryAUROC(), None)
+    assert not is_converted(of_classes.MulticlassF1Score(3), False)
