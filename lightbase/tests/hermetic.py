@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 GRACE_S = 10
-"""How long the fixture waits for a thread that is about to end."""
+"""How long the fixture waits for threads and processes that are about to end."""
 
 REPO = Path(__file__).parents[2]
 
@@ -71,6 +72,9 @@ def leaves_nothing(temporary_folder: None) -> Iterator[None]:
             thread.join(GRACE_S)
             if thread.is_alive():
                 left.append(f"the thread {thread.name}")
+    deadline = time.monotonic() + GRACE_S
+    while processes() - before["processes"] and time.monotonic() < deadline:
+        time.sleep(0.05)
     after = state()
     if after != before:
         gc.collect()  # what nobody uses any more closes its files
