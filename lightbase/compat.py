@@ -500,11 +500,6 @@ def count_optimizer_step(trainer: Any) -> None:
     progress.step.increment_completed()
 
 
-def set_batch(trainer: Any, batch: Any) -> None:
-    """Let `newest_batch` return this batch, of a step that Lightning does not make."""
-    trainer._results.batch = batch
-
-
 @contextlib.contextmanager
 def trial_counters(
     trainer: Any, refuse: Callable[[Any], Any] | None = None

@@ -1,5 +1,5 @@
 """Recorded steps give the run of ordinary steps: the same weights, state and curves. A
-step that cannot be recorded ends the run before the first epoch, in two lines.
+step that cannot be recorded ends the run before the first step, in two lines.
 
 A CPU emulates the recording: the step runs once, what it has computed is taken back, and
 a replay runs it again. So all is tried here but the capture itself, see the tests at the
@@ -69,8 +69,7 @@ class Emulated:
         drawn = random.getstate()
         random.setstate(self.drawn)
         graphs, recorded, output = self.graphs, self.graphs.recorded, self.graphs.output
-        calls, passes_on = graphs.calls, graphs.passes_on
-        graphs.calls, graphs.passes_on = [], False
+        calls, graphs.calls = graphs.calls, []
         self.function()
         random.setstate(drawn)
         for row, value in zip(
@@ -79,7 +78,7 @@ class Emulated:
             strict=True,
         ):
             row.copy_(value)
-        graphs.calls, graphs.passes_on, graphs.output = calls, passes_on, output
+        graphs.calls, graphs.output = calls, output
         Emulated.num_replayed += 1
 
 
@@ -166,7 +165,7 @@ def replays_are_equal(train: Any, folder: Path, flags: str, num_replays: int) ->
     flags = f"{NOISY} {flags} --trainer.deterministic true"
     train(flags, ORDINARY, "--name ordinary")
     train(flags, ON)
-    assert Emulated.num_replayed >= num_replays + 2  # with those of the rehearsal
+    assert Emulated.num_replayed >= num_replays + 2  # with those of the trial
     assert_same(folder / "tiny/version_0", folder / "ordinary/version_0")
 
 
@@ -405,7 +404,7 @@ MORE_STEPS = [
     ("flags", "reason"),
     [*STEPS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_STEPS)],
 )
-def test_a_step_that_cannot_be_recorded_ends_the_run_before_the_first_epoch(
+def test_a_step_that_cannot_be_recorded_ends_the_run_before_the_first_step(
     train, tmp_path, capsys, emulated, flags, reason
 ):
     error = fails(capsys, 2, lambda: train(NOISY, flags.format(HERE), ON))

@@ -11,20 +11,18 @@ steps are ordinary.
 
 import functools
 import gc
-import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule
+from lightning import Callback
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from lightbase.compat import (
     count_optimizer_step,
     replace_optimization,
-    set_batch,
     trial_counters,
     written,
 )
@@ -35,7 +33,7 @@ from lightbase.model.module import BaseModule
 from lightbase.run.state import RandomState
 
 NUM_STEPS = 6
-"""Steps of the rehearsal: three ordinary ones, which make the state of the optimizer
+"""Steps of the trial: three ordinary ones, which make the state of the optimizer
 and the handles of NVIDIA's libraries, one that is recorded, one that is compared, and a
 replay."""
 
@@ -43,8 +41,6 @@ TOLERANCE = 1e-2
 """The largest difference between a replay and an ordinary step, as a share of the
 change of a tensor. It is for kernels that add in any order; with
 --trainer.deterministic it is 0."""
-
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-true")
 
 STEP_HOOKS = (
     "on_before_zero_grad",
@@ -68,15 +64,11 @@ PLAIN = (int, float, str, type(None))
 CONTAINERS = (list, dict, set, deque)
 
 
-class NotRecordableError(Exception):
-    """The step does something that a replay would not repeat."""
-
-
 def refuse(what: str) -> Callable[..., Any]:
-    """Return a function that raises NotRecordableError."""
+    """Return a function that raises RuntimeError, as CUDA does within a recording."""
 
     def refused(*_: Any, **__: Any) -> Any:
-        raise NotRecordableError(f"the step {what}")
+        raise RuntimeError(f"the step {what}")
 
     return refused
 
@@ -116,96 +108,85 @@ class CudaGraphs(Callback):
     The training continues with Lightning's result.
 
     Raise UserError for a step that cannot be recorded, or whose replay differs: before
-    the first epoch, or where the step changes later.
+    the first step, or where the step changes later.
 
     graph: The recording, or None.
     output: What Lightning's loop gets of a step; a replay writes to its tensors.
     inputs: The batch that a replay reads.
     calls: What the newest step has given to `track`.
     recorded: What the recorded step has given; a replay writes to its tensors.
-    passes_on: Whether what a step gives to `track` reaches the curves.
     """
 
-    trainer: Any
-    model: Any
     key: Any = None
     graph: Any = None
-    passes_on = is_compared = False
-    output: Any = None
-    inputs: Any = None
-    recorded: Any = None
+    is_compared = False
     # a test on the CPU has another one
     make_graph = staticmethod(cuda_graph)
 
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.trainer, self.model = trainer, pl_module
         for obstacle in obstacles(trainer):
             raise not_recordable(obstacle)
-        self.optimizer = trainer.optimizers[0]
         (self.random,) = (x for x in trainer.callbacks if isinstance(x, RandomState))
         accumulator = self.model.curves_callback.means["train"]
         self.pass_on, accumulator.add = accumulator.add, self.add
-        self.original = replace_optimization(trainer, self.run)
-        self.rehearse()
-        self.passes_on = True
+        self.original = replace_optimization(trainer, self.begin)
 
-    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Let go of the memory on the GPU: a test may follow."""
-        vars(self.model.curves_callback.means["train"]).pop("add", None)
-        self.graph = self.output = self.inputs = self.recorded = None
+        vars(self).clear()
 
-    def rehearse(self) -> None:
-        """Train a batch several times, and record its step. Then set everything
-        back."""
-        trainer = self.trainer
-        loader = trainer.train_dataloader
-        num = min(len(loader.dataset), loader.batch_sampler.batch_size)
-        start = self.state()
-        batch = loader.dataset.__getitems__([*range(num)])
-        batch = trainer.precision_plugin.convert_input(batch)
-        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        kwargs = {"batch": batch}
-        if "batch_idx" in inspect.signature(self.model.training_step).parameters:
-            kwargs["batch_idx"] = 0
-        with trial_counters(trainer):
-            set_batch(trainer, batch)
+    def begin(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        """Train the first batch several times, and record its step. Then set everything
+        back, and train it by `run`, which Lightning calls from now on."""
+        self.optimizer = optimizer
+        start, optimized = self.state(), [*optimizer.state]
+        with trial_counters(self.trainer):
             for _ in range(NUM_STEPS):
                 before = self.attributes()
-                self.run(self.optimizer, 0, kwargs)
+                self.train(batch_idx, kwargs)
         for name, value in self.attributes().items():
             if before.get(name) != value:
-                problem = f"the step changes the attribute {name}"
-                raise not_recordable(problem)
+                raise not_recordable(f"the step changes the attribute {name}")
         if not (self.graph and self.is_compared):
-            problem = "the weights of the optimizer are others in each step"
-            raise not_recordable(problem)
+            raise not_recordable("the state of the optimizer is another in each step")
         self.key = self.graph = None
+        for weight in optimizer.state.keys() - optimized:
+            del optimizer.state[weight]
         self.restore(start)
+        replace_optimization(self.trainer, self.run)
+        return self.run(optimizer, batch_idx, kwargs)
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
         """Train a batch. Lightning calls this in place of its own function, and gets
         the same result."""
         self.optimizer = optimizer
+        output = self.train(batch_idx, kwargs)
+        for call in self.calls:
+            self.pass_on(*call, copies=False)
+        return output
+
+    def train(self, batch_idx: int, kwargs: Any) -> Any:
+        """Train a batch by Lightning, by a replay, or by both."""
         before, self.key = self.key, self.key_of(kwargs["batch"])
-        if self.key == before and self.is_compared and self.graph:
+        self.calls: list[Any] = []
+        if self.key != before:
+            self.graph = None
+        elif not self.graph:
+            self.record(kwargs)
+        elif not self.is_compared:
+            return self.replay_and_compare(batch_idx, kwargs)
+        else:
             with self.trainer.profiler.profile("replayed_step"):
                 self.replay(kwargs["batch"])
             count_optimizer_step(self.trainer)
-            for call in map_tensors(torch.clone, self.recorded):
-                self.add(*call, copies=False)
+            self.calls = map_tensors(torch.clone, self.recorded)
             return map_tensors(torch.clone, self.output)
-        if self.key == before and self.graph:
-            return self.replay_and_compare(batch_idx, kwargs)
-        self.graph = None
-        if self.key == before:
-            self.record(kwargs)
-        return self.original(optimizer, batch_idx, kwargs)
+        return self.original(self.optimizer, batch_idx, kwargs)
 
-    def add(self, *args: Any, **options: Any) -> None:
-        """Take what `track` gives to the accumulator of the training."""
+    def add(self, *args: Any) -> None:
+        """Keep what `track` gives to the accumulator of the training."""
         self.calls.append(map_tensors(Tensor.detach, args))
-        if self.passes_on:
-            self.pass_on(*args, **options)
 
     def replay(self, batch: Any) -> None:
         pairs = zip(tensors_in(self.inputs), tensors_in(batch), strict=True)
@@ -228,7 +209,6 @@ class CudaGraphs(Callback):
 
     def key_of(self, batch: Any) -> Any:
         """Return what is the same in all steps of a recording."""
-        self.calls: list[Any] = []
         groups = [{**group, "params": None} for group in self.optimizer.param_groups]
         shapes = [(x.shape, x.dtype) for x in tensors_in(batch)]
         places = [(x.data_ptr(), x.requires_grad) for x in self.tensors()]
@@ -242,12 +222,11 @@ class CudaGraphs(Callback):
         self.kwargs = kwargs | {"batch": self.inputs}
         if "batch_idx" in kwargs:
             self.kwargs["batch_idx"] = BatchIndex()
-        passes_on, self.passes_on = self.passes_on, False
         try:
             self.graph = self.make_graph(self.step)
-        except (NotRecordableError, RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             raise not_recordable(first_line(error), own_line(error)) from error
-        self.recorded, self.calls, self.passes_on = self.calls, [], passes_on
+        self.recorded, self.calls = self.calls, []
         self.random.restore(random)  # the code on the CPU has drawn its numbers
 
     def step(self) -> None:
@@ -266,7 +245,7 @@ class CudaGraphs(Callback):
             for group, values in zip(groups, options, strict=True):
                 group.update(values)
         if not self.output:
-            raise NotRecordableError("training_step returned no loss")
+            raise RuntimeError("training_step returned no loss")
 
     def replay_and_compare(self, batch_idx: int, kwargs: Any) -> Any:
         """Train a batch by Lightning and by a replay. Return Lightning's result."""
@@ -274,35 +253,27 @@ class CudaGraphs(Callback):
         output = self.original(self.optimizer, batch_idx, kwargs)
         after = self.state()
         if len(after[0]) != len(before[0]):
-            problem = "a weight gets its first gradient in this step"
-            raise not_recordable(problem)
+            raise not_recordable("a weight gets its first gradient in this step")
         self.restore(before)
         self.replay(kwargs["batch"])
-        triples = [*zip(self.tensors(), after[0], before[0], strict=True)]
-        tracked = tensors_in(self.recorded), tensors_in(self.calls)
-        for found, expected in zip(*tracked, strict=True):
-            triples.append((found, expected, torch.zeros_like(expected)))
-        names = [name for name, _ in self.model.named_parameters()]
-        names += ["a buffer, the optimizer, or what track gets"] * len(triples)
-        for name, triple in zip(names, triples, strict=False):
+        tracked = tensors_in(self.calls)
+        replayed = self.tensors() + tensors_in(self.recorded)
+        expected = after[0] + tracked
+        start = before[0] + [*map(torch.zeros_like, tracked)]
+        for triple in zip(replayed, expected, start, strict=True):
             if not is_close(*triple):
-                problem = "a replay gives other values than an ordinary step"
-                raise not_recordable(f"{problem}: {name}")
+                raise not_recordable("a replay gives other values than Lightning")
         self.restore(after)
         self.is_compared = True
         return output
 
     def state(self) -> Any:
-        """Return copies of `tensors`, the weights that have a state in the optimizer,
-        and the random state."""
-        tensors = [x.clone() for x in self.tensors()]
-        return tensors, [*self.optimizer.state], self.random.state()
+        """Return copies of `tensors`, and the random state."""
+        return [x.clone() for x in self.tensors()], self.random.state()
 
     def restore(self, state: Any) -> None:
         """Set everything back to a result of `state`."""
-        values, optimized, random = state
-        for weight in self.optimizer.state.keys() - optimized:
-            del self.optimizer.state[weight]
+        values, random = state
         for tensor, value in zip(self.tensors(), values, strict=True):
             tensor.copy_(value)
         self.random.restore(random)
@@ -334,18 +305,16 @@ def not_recordable(problem: str, place: str = "") -> UserError:
 def obstacles(trainer: Any) -> Iterator[str]:
     """Yield why a step cannot be recorded, as far as its code need not run for it."""
     model, strategy = trainer.lightning_module, trainer.strategy
-    groups = [group for x in trainer.optimizers for group in x.param_groups]
-    arguments = inspect.signature(model.training_step).parameters
+    groups = trainer.optimizers[0].param_groups
     loader = trainer.train_dataloader
     problems = {
         "there is no NVIDIA GPU": strategy.root_device.type != "cuda",
         "there are several devices": type(strategy) is not SingleDeviceStrategy,
         "the model is no BaseModule": not isinstance(model, BaseModule),
         "the model has manual optimization": not model.automatic_optimization,
-        "training_step takes dataloader_iter": "dataloader_iter" in arguments,
         "the data has its own DataLoader": not isinstance(loader, ResumableLoader),
         "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
-        f"trainer.precision {trainer.precision}": trainer.precision not in PRECISIONS,
+        "trainer.precision 16-mixed": trainer.precision == "16-mixed",
         "model.compile_net": getattr(model, "compile_net", None),
         "the optimizer is not fused": not all(group.get("fused") for group in groups),
     }
