@@ -63,7 +63,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 NOT_SEARCHED = [*SAME_TRAINING_KEYS, "monitor", "monitor_mode"]
 """Flags that no trial may change: the place of the runs, and the metric that compares
@@ -438,21 +438,15 @@ def open_journal(folder: Path, lock: Any) -> JournalStorage:
 
 
 def open_storage(url: str) -> RDBStorage:
-    """Return the storage in a database, whose tables are made if needed. Another sweep
-    may make them at the same time, and Optuna then raises an error."""
-    for is_last in (False, False, True):
-        try:
-            return RDBStorage(url)
-        except (IntegrityError, ProgrammingError):
-            if is_last:
-                raise
-        except (ImportError, ValueError, SQLAlchemyError) as error:
-            raise UserError(
-                f"--storage: {first_line(error)}",
-                "give a URL of SQLAlchemy and install its driver: docs/sweep.md",
-                2,
-            ) from error
-    raise AssertionError
+    """Return the storage in a database, whose tables are made if needed."""
+    try:
+        return RDBStorage(url)
+    except (ImportError, ValueError, SQLAlchemyError) as error:
+        raise UserError(
+            f"--storage: {first_line(error)}",
+            "give a URL of SQLAlchemy and install its driver: docs/sweep.md",
+            2,
+        ) from error
 
 
 class Pool(Callback):
