@@ -17,7 +17,6 @@ from lightning.pytorch.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 
@@ -49,17 +48,6 @@ class RunTensorBoard(TensorBoardLogger):
             tags[re.sub(r"^test(?=[/_])(?!_each_epoch)", "view/test", tag)] = value
         tags.pop("view/test/num_samples", None)  # no curve
         super().log_metrics(tags, step)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Close the file, and wait until the thread that writes it has ended, also if
-        the file cannot be written. Torch would leave the thread alone then."""
-        try:
-            super().finalize(status)
-        except OSError:  # before the thread has ended
-            with contextlib.suppress(OSError):  # the same error
-                self.experiment.file_writer.close()
-            raise
 
 
 @contextlib.contextmanager
