@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from lightbase.config.errors import UserError, did_you_mean
+from lightbase.config.errors import UserError
 from lightbase.config.paths import PROJECT
-from lightbase.config.yaml_files import config_files, users_classes
+from lightbase.config.yaml_files import users_classes
 from lightbase.run.folder import newest_version
 
 Args = Sequence[str] | None
@@ -68,7 +68,7 @@ def help_of_train() -> str:
     text = Path(__file__).with_name("help") / "train.txt"
     return text.read_text("utf-8").format(
         default=default,
-        configs=in_column(config_files(PROJECT.configs)),
+        configs=in_column(sorted(x.stem for x in PROJECT.configs.glob("*.y*ml"))),
         classes=in_column(classes),
     )
 
@@ -220,10 +220,8 @@ def checkpoint_file(text: str, logs: Path) -> Path:
         if not path.is_file():
             path = folder / "last.ckpt"
     if not path.exists():
-        names = {folder.name for folder in logs.glob("*")} - {text}
         raise UserError(
-            f"--ckpt_path {text}: no such file, nor a run with this checkpoint"
-            + did_you_mean(text, names),
+            f"--ckpt_path {text}: no such file, nor a run with this checkpoint",
             "python scripts/runs.py lists the runs",
         )
     return path

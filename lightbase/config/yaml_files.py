@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 import lightbase
-from lightbase.config.errors import UserError, did_you_mean
-from lightbase.config.files import Values, relative_to_cwd
+from lightbase.config.errors import UserError
+from lightbase.config.files import Values
 from lightbase.config.paths import PROJECT
 
 EXAMPLE = (
@@ -110,8 +110,7 @@ def read_config(path: Path) -> Values:
     try:
         content = yaml.load(path.read_text("utf-8"), ConfigLoader)
     except OSError as error:
-        near = did_you_mean(path.stem, config_files(path.parent))
-        raise UserError(f"config {path}: {error.strerror}{near}", status=2) from error
+        raise UserError(f"config {path}: {error.strerror}", status=2) from error
     except (ValueError, yaml.YAMLError) as error:
         # PyYAML does not know the name of the file
         reason = str(error).replace('"<unicode string>", ', "")
@@ -164,13 +163,6 @@ def renamed(config: Any, package: str, key: str = "") -> Any:
     if key in IMPORT_PATH_KEYS and str(config).startswith(f"{package}."):
         return PROJECT.package + str(config).removeprefix(package)
     return config
-
-
-def config_files(folder: Path) -> dict[str, str]:
-    """Return {name without .yaml: path} of the YAML files in configs/ and in `folder`.
-    A file in `folder` counts before a file of the same name in configs/."""
-    files = [*sorted(PROJECT.configs.glob("*.y*ml")), *sorted(folder.glob("*.y*ml"))]
-    return {file.stem: relative_to_cwd(file) for file in files}
 
 
 def users_classes() -> list[str]:

@@ -11,11 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lightbase.config.errors import (
-    UserError,
-    did_you_mean,
-    first_line,
-)
+from lightbase.config.errors import UserError, first_line
 from lightbase.config.files import relative_to_cwd
 from lightbase.config.yaml_files import flatten, plain_yaml
 from lightbase.run.folder import is_running
@@ -67,9 +63,8 @@ def find_runs(root: Path, names: list[str], with_test: bool = True) -> Runs:
         # each run has this file; "./" allows an absolute path, which is not found
         files = list(root.glob(f"./{name}/**/progress.json"))
         if not files:
-            near = did_you_mean(name, [path.name for path in root.glob("*")])
             raise UserError(
-                f"there is no run {name} below {relative_to_cwd(root)}{near}",
+                f"there is no run {name} below {relative_to_cwd(root)}",
                 "python scripts/train.py trains one",
                 2,
             )

@@ -93,7 +93,7 @@ def test_a_name_is_a_run_a_folder_of_runs_or_a_pattern(root, capsys):
 
 def test_mistakes(root, tmp_path, capsys):
     assert f"run * below {tmp_path}/none" in refused(capsys, tmp_path / "none")
-    assert "did you mean mlp?" in refused(capsys, root, "mpl")
+    assert "no run mpl below" in refused(capsys, root, "mpl")
     assert "the columns are name, version" in refused(capsys, root, "--sort", "loss")
 
 
