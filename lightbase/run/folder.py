@@ -1,6 +1,5 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
-import contextlib
 import errno
 import os
 import re
@@ -17,9 +16,6 @@ from lightbase.config.paths import PROJECT
 
 NO_NAME = re.compile(r"/+|\.\.|version_\d+")
 """Parts of names that runs may not have: runs.py would take version_N for a run."""
-
-MAX_NAME_BYTES = 255
-"""The longest name of a folder on Linux, macOS and Windows."""
 
 
 class LockedFolder:
@@ -53,9 +49,8 @@ class LockedFolder:
 
     def close(self) -> None:
         """Release the lock of the folder. Its file is removed before, because another
-        process may take the lock at once. Windows removes no open file."""
-        with contextlib.suppress(PermissionError):
-            (self.folder / ".lock").unlink(missing_ok=True)
+        process may take the lock at once."""
+        (self.folder / ".lock").unlink(missing_ok=True)
         self.lock.release()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,13 +87,11 @@ def root_folder(config: Any) -> Path:
 
 def check_name(root: Path, name: str) -> None:
     parts = Path(name).parts
-    is_long = any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
     is_other = not parts or any(map(NO_NAME.fullmatch, parts))
-    if is_long or is_other or not name.isprintable():
+    if is_other or not name.isprintable():
         raise UserError(
             f"--name {name[:99]!r} is not a name for a folder below {root}",
-            f"give at most {MAX_NAME_BYTES} bytes, without control characters and "
-            "version_N",
+            "give one without control characters and version_N",
             2,
         )
 
