@@ -110,7 +110,12 @@ KNOWN = [
     Known("FileNotFoundError", ".+", "give the path of a file or folder that exists"),
     # flags that Lightning refuses in a training
     Known("MisconfigurationException", ".+", "", 2),
-    Known("ValueError|RuntimeError", "`val_check_interval`.*|Early stopping .*", "", 2),
+    Known(
+        "ValueError|RuntimeError",
+        "`val_check_interval`.*|Early stopping .*|You set `(?:devices|num_nodes)=.*",
+        "",
+        2,
+    ),
     # layers
     Known(
         "RuntimeError",

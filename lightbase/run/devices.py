@@ -102,26 +102,6 @@ def parse_devices(devices: Any) -> Sequence[int]:
         ) from error
 
 
-def check_processes(number: int, num_nodes: int) -> None:
-    """Raise UserError if torchrun or SLURM has started another number of processes, or
-    if nothing has started the other machines, for which Lightning would wait.
-
-    number: The devices of each machine that the flags ask for; 0 means all.
-    num_nodes: The machines that the flags ask for.
-    """
-    on_each, started_nodes = num_processes_started()
-    if not on_each:
-        if num_nodes > 1 and "MASTER_ADDR" not in os.environ:
-            raise UserError(
-                f"trainer.num_nodes {num_nodes}: start it by torchrun or SLURM"
-            )
-    elif number not in (0, on_each) or num_nodes != started_nodes:
-        raise UserError(
-            f"torchrun or SLURM has started {on_each} processes on {started_nodes} "
-            "machines: leave trainer.devices and trainer.num_nodes out"
-        )
-
-
 def check_devices(trainer: Any) -> None:
     """Raise UserError if the Trainer's flags ask for GPUs or processes that are not
     there. Only the first process looks for GPUs, so that the error is printed once.
@@ -130,14 +110,17 @@ def check_devices(trainer: Any) -> None:
     """
     accelerator = trainer.accelerator
     devices = parse_devices(trainer.devices)
-    check_processes(len(devices), trainer.num_nodes)
+    is_launched = num_processes_started() != (0, 0)
+    if trainer.num_nodes > 1 and not is_launched and "MASTER_ADDR" not in os.environ:
+        raise UserError(  # Lightning would wait for the other machines
+            f"trainer.num_nodes {trainer.num_nodes}: start it by torchrun or SLURM"
+        )
     if rank() > 0:
         return
     total = num_gpus()
     if accelerator == "auto" and total:
         accelerator = "gpu"
     is_on_gpu = accelerator in ("gpu", "cuda", "mps")
-    is_launched = num_processes_started() != (0, 0)
     if trainer.strategy == "dp" and (is_launched or not is_on_gpu):
         raise UserError(
             "trainer.strategy dp is for GPUs: with torchrun or on CPUs use ddp"
