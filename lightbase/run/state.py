@@ -151,7 +151,7 @@ def own_generators(trainer: Any) -> dict[str, Any]:
         f"{name}.{key}": value
         for name, owner in owners.items()
         for key, value in vars(owner).items()
-        if isinstance(value, GENERATORS) and type(value) is not random.SystemRandom
+        if isinstance(value, GENERATORS)
     }
 
 

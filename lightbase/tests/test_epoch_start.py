@@ -83,7 +83,6 @@ class Noise(nn.Module):
     def __init__(self):
         super().__init__()
         self.generator = torch.Generator().manual_seed(3)
-        self.system = random.SystemRandom()  # it has no state
         self.python = random.Random(3)
         self.mt19937 = np.random.Generator(np.random.MT19937(5))
         self.pcg64 = np.random.default_rng(5)
