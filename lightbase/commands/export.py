@@ -169,13 +169,9 @@ def as_pt2(program: ExportedProgram, classes: str) -> Written:
 def as_onnx(program: ExportedProgram, classes: str) -> Written:
     """Return a file for ONNX Runtime, with the names of the classes in its metadata.
     The input is named `inputs`, the output `outputs`."""
-    try:
-        import onnxscript  # noqa: F401  # torch.onnx needs it
-        from onnxruntime import InferenceSession
-    except ImportError as error:
-        raise UserError(
-            f'--format onnx: {error}: pip install -e ".[export]"', status=2
-        ) from error
+    import onnxscript  # noqa: F401  # torch.onnx needs it
+    from onnxruntime import InferenceSession
+
     onnx: Any = torch.onnx.export(
         program,
         dynamo=True,

@@ -24,11 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import torch
 import yaml
 from filelock import FileLock, Timeout
 from lightning import Callback
 from numpy.random import SeedSequence
+from optuna import Study
+from optuna.distributions import CategoricalDistribution as Choices
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from lightbase.commands.seeds import spread
 from lightbase.commands.train import parse, train_flags
@@ -49,21 +57,6 @@ from lightbase.run.results import Row, find_runs, numbers_of
 from lightbase.run.signals import SIGNALS, Stopped
 from lightbase.setup.load import load_run
 from lightbase.watch.dry_run import load_data
-
-try:
-    import optuna
-except ImportError as error:
-    raise UserError(
-        f"a sweep needs Optuna: {error}", 'pip install -c constraints.txt -e ".[sweep]"'
-    ) from error
-
-from optuna import Study
-from optuna.distributions import CategoricalDistribution as Choices
-from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.storages import JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 NOT_SEARCHED = [*SAME_TRAINING_KEYS, "monitor", "monitor_mode"]
 """Flags that no trial may change: the place of the runs, and the metric that compares

@@ -94,6 +94,16 @@ KNOWN = [
         "No module named '(?:scipy|sklearn|psutil|pynvml).*",
         'pip install -c constraints.txt -e ".[tools]"',
     ),
+    Known(
+        "ModuleNotFoundError",
+        ".*optuna.*",
+        'pip install -c constraints.txt -e ".[sweep]"',
+    ),
+    Known(
+        "ModuleNotFoundError",
+        ".*onnx.*",
+        'pip install -c constraints.txt -e ".[export]"',
+    ),
     # the disk and the network
     Known("URLError", ".+", "a download failed: with a network, start again"),
     Known(

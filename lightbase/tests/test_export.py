@@ -119,6 +119,7 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch):
     assert "--output x.onx: give another .pth file" in error("--output x.onx")
     assert f"--output {copied}: " in error("")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    missing = error("--format onnx")
+    command = ["--ckpt_path", str(copied), "--format", "onnx"]
+    missing = fails(capsys, 1, lambda: export.main(command))
     assert "onnxscript" in missing
-    assert missing.endswith(': pip install -e ".[export]"')
+    assert missing.endswith('pip install -c constraints.txt -e ".[export]"')

@@ -72,6 +72,8 @@ REAL = [
     (raises(OSError(24, "Too many open files")), "", "data.num_workers"),
     (raises(RuntimeError(COMPILER)), "C compiler", "gcc"),
     (lambda: __import__("scipy.gone"), "No module named 'scipy.gone'", "[tools]"),
+    (raises(ModuleNotFoundError("No module named 'optuna'")), "", "[sweep]"),
+    (raises(ModuleNotFoundError("No module named 'onnxscript'")), "", "[export]"),
     (raises(URLError("no network")), "", "with a network"),
     (raises(HTTPError("http://x", 404, "Not Found", {}, None)), "", "download"),  # type: ignore[arg-type]
     (raises(OSError(28, os.strerror(28))), "", "make room"),
