@@ -20,7 +20,6 @@ Read the functions with these names first, and then `measure`, which calls them 
 
 import contextlib
 import io
-import math
 import statistics
 import tempfile
 import time
@@ -83,22 +82,18 @@ class StepClock(Callback):
 
     times: The times at the begin and after the last step, in seconds.
     num_timed: The number of steps between them.
-    busy: How busy the GPU was at the end, in percent, as nvidia-smi shows it: a mean
-        over 1/6 to 1 s, so the steps have to take longer.
     """
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
         self.num_timed = num_steps - 1
         self.times: list[float] = []
-        self.busy = math.nan
 
     def mark(self, step: int) -> None:
         """Note the time after the first and the last step, counted from 1."""
         if step in (1, self.num_steps):
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-                self.busy = torch.cuda.utilization()
             self.times.append(time.perf_counter())
 
     def on_train_epoch_start(self, *_: Any) -> None:
@@ -256,10 +251,10 @@ CONTESTANTS: dict[str, Any] = {
 need a GPU of CUDA."""
 
 
-def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[Any]]:
+def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[float]]:
     """Call the contestants in turn, so that a change of the machine's speed affects all
-    of them. Return {contestant: [(µs a step, GPU busy %) of each round]}."""
-    results: dict[str, list[Any]] = {
+    of them. Return {contestant: µs a step of each round}."""
+    results: dict[str, list[float]] = {
         name: []
         for name in CONTESTANTS
         if "graph" not in name or device().type == "cuda"
@@ -269,18 +264,18 @@ def measure(part: str, num_steps: int, rounds: int) -> dict[str, list[Any]]:
         tempfile.TemporaryDirectory() as root,
     ):
         for _ in range(rounds):
-            for name, rows in results.items():
+            for name, times in results.items():
                 clock = StepClock(num_steps + 1)
                 CONTESTANTS[name](*load(part, num_steps + 1, root), clock)
                 start, end = clock.times
-                rows.append((1e6 * (end - start) / clock.num_timed, clock.busy))
+                times.append(1e6 * (end - start) / clock.num_timed)
     return results
 
 
 def main(args: Args = None) -> None:
     """Measure the parts, on the GPU if there is one, and print a Markdown table for
-    each: the median, the lowest and the highest round, the median divided by that of
-    "ours", and how busy the GPU was, which takes steps of several seconds."""
+    each: the median, the lowest and the highest round, and the median divided by that
+    of "ours"."""
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
@@ -292,16 +287,14 @@ def main(args: Args = None) -> None:
     print(f"Median (lowest to highest) of {options.rounds} rounds.\n")
     for part in options.parts:
         results = measure(part, options.steps, options.rounds)
-        print(f"| {part}, batches of {BATCH_SIZE} | µs a step | / ours | GPU busy % |")
-        print("|---|---|---|---|")
-        ours_us = statistics.median(us for us, _ in results["ours"])
-        for name, rows in results.items():
-            times, busy = zip(*rows, strict=True)
+        print(f"| {part}, batches of {BATCH_SIZE} | µs a step | / ours |")
+        print("|---|---|---|")
+        ours_us = statistics.median(results["ours"])
+        for name, times in results.items():
             median = statistics.median(times)
             spread = f"{min(times):,.0f} to {max(times):,.0f}"
             ratio = f"{median / ours_us:.2f}"
-            percent = statistics.median(busy)  # NaN on a CPU
-            print(f"| {name} | {median:,.0f} ({spread}) | {ratio} | {percent:.0f} |")
+            print(f"| {name} | {median:,.0f} ({spread}) | {ratio} |")
         print(flush=True)
 
 
