@@ -51,8 +51,6 @@ def train_flags(args: Args = None) -> Sequence[str]:
     flags needs torch."""
     if args is None:
         args = sys.argv[1:]
-        if hasattr(sys, "ps1"):
-            args = []  # sys.argv has the flags of the notebook's kernel
     if "-h" in args or "--help" in args:
         print(help_of_train())
         raise SystemExit(0)
@@ -250,14 +248,6 @@ def positive(text: str) -> int:
     return number
 
 
-def positive_float(text: str) -> float:
-    """Return the number of a flag. Raise ValueError unless it is above 0."""
-    number = float(text)
-    if not number > 0:
-        raise ValueError
-    return number
-
-
 def tune_flags(args: Args = None) -> Namespace:
     """Find a batch size and a learning rate for an experiment before training it.
 
@@ -275,8 +265,8 @@ def tune_flags(args: Args = None) -> Namespace:
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
     add("--max_batch_size", type=positive, default=8192, help="default: 8192")
-    add("--min_lr", type=positive_float, default=1e-5, help="the first learning rate")
-    add("--max_lr", type=positive_float, default=1.0, help="the last learning rate")
+    add("--min_lr", type=float, default=1e-5, help="the first learning rate")
+    add("--max_lr", type=float, default=1.0, help="the last learning rate")
     add("--num_steps", type=positive, default=500, help="steps from first to last")
     options, others = parser.parse_known_args(args)
     options.others = others

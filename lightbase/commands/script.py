@@ -10,7 +10,6 @@ import gc
 import importlib
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -22,18 +21,12 @@ from lightbase.config.errors import SEE_HELP, UserError, rank
 from lightbase.config.known_errors import known, lines_of
 from lightbase.run.signals import SIGNALS, Stopped, end_with_parent
 
-FLAG = re.compile(
-    r"(?<![\w./\\-])--(?:trainer\.|data\.)?(\w[\w.]*)(?: (\d\S*|true|false)\b)?"
-)
-"""A flag in a message, and its value: a number or a bool."""
-
 
 def run_command(command: str, args: Args = None) -> Any:
     """Read the flags of a command, then import its module, which takes seconds, and
     call its function `run`. Return what the function returns.
 
-    A mistake prints two lines and raises SystemExit, see `short_errors`. In a notebook
-    it raises UserError.
+    A mistake prints two lines and raises SystemExit, see `short_errors`.
 
     command: The module in the library, such as "commands.evaluate".
     """
@@ -96,9 +89,8 @@ def outlive_terminal() -> None:
 @contextlib.contextmanager
 def python_errors(way_out: str = "") -> Iterator[None]:
     """Run a training from Python. After Ctrl-C print how to continue, and raise
-    KeyboardInterrupt. A UserError names arguments in place of flags: `max_epochs=3` for
-    `--trainer.max_epochs 3`. An error in the table of known_errors.py gets its way out
-    as a note.
+    KeyboardInterrupt. An error in the table of known_errors.py gets its way out as a
+    note.
 
     way_out: How to continue, in place of the command that the training suggests. It is
         printed only if the training can be continued.
@@ -107,8 +99,7 @@ def python_errors(way_out: str = "") -> Iterator[None]:
         with SIGNALS.handled():
             yield
     except UserError as error:
-        text = str(error).replace(SEE_HELP, "see docs/python.md")
-        error.args = (FLAG.sub(as_argument, text),)
+        error.args = (str(error).replace(SEE_HELP, "see docs/python.md"),)
         raise
     except Stopped as stopped:
         hint = stopped.hint
@@ -123,28 +114,16 @@ def python_errors(way_out: str = "") -> Iterator[None]:
         raise
 
 
-def as_argument(flag: re.Match[str]) -> str:
-    """Return the argument of Python for a match of `FLAG`."""
-    name, value = flag.groups()
-    if value is None:
-        return name
-    return f"{name}={value.capitalize()}"
-
-
 @contextlib.contextmanager
 def short_errors() -> Iterator[None]:
     """Run a script. Print a UserError in two lines, and an error for which
     `lines_of` has lines, and exit.
 
-    Other errors keep their traceback. In a notebook, `python_errors` takes its place.
+    Other errors keep their traceback.
 
     Raise SystemExit with the status of the error, and 128 plus the number of the signal
     after a signal such as Ctrl-C.
     """
-    if hasattr(sys, "ps1"):
-        with python_errors():
-            yield
-        return
     outlive_terminal()
     try:
         yield

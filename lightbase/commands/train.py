@@ -81,7 +81,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     best checkpoint. Return the content of metrics.json.
 
     A user's mistake prints two lines and raises SystemExit with status 2 (usage) or 1
-    (run). In a notebook it raises UserError.
+    (run). In a notebook, use `lightbase.train`.
     """
     metrics: dict[str, Any] = run_command("commands.train", args)
     return metrics

@@ -27,12 +27,6 @@ def test_a_call_within_a_training_leaves_its_signal():
     assert not SIGNALS.waits
 
 
-def test_errors_name_arguments_and_leave_paths_as_they_are():
-    with pytest.raises(UserError) as caught, python_errors():
-        raise UserError("--trainer.max_epochs 3, /tmp/a--b.ckpt")
-    assert str(caught.value) == "max_epochs=3, /tmp/a--b.ckpt"
-
-
 @pytest.mark.parametrize(
     ("file", "expected"),
     [

@@ -90,7 +90,7 @@ def test_load_finds_runs_as_the_scripts_do(tmp_path, flags, monkeypatch):
     for name in ("a/b", "a/b/version_1", "last", "best", f"logs/{file}"):
         loaded, _ = lightbase.load(name, *objects())
         assert equal(loaded.state_dict(), module.state_dict()), name
-    with pytest.raises(UserError, match=r"^ckpt_path c: no such file"):
+    with pytest.raises(UserError, match=r"^--ckpt_path c: no such file"):
         lightbase.load("c", *objects())
     with pytest.raises(UserError, match=r"the data of this run is an object"):
         lightbase.load("a/b", module)
@@ -130,7 +130,7 @@ def test_an_interrupted_training_goes_on_to_the_weights_of_a_long_one(
     flags |= {"name": "x", "ckpt_path": "last"}
     with pytest.raises(UserError, match=r"lr 0.5: a resume keeps"):
         lightbase.train(*objects(**arguments, lr=0.5), **flags)
-    with pytest.raises(UserError, match=r"^seed_everything=1: a resume keeps 42"):
+    with pytest.raises(UserError, match=r"^--seed_everything 1: a resume keeps 42"):
         lightbase.train(*objects(**arguments), seed_everything=1, **flags)
     assert lightbase.train(*objects(**arguments), **flags)["epochs"] == 3
     long, resumed = (weights(tmp_path / name / "version_0") for name in ("long", "x"))
@@ -171,7 +171,10 @@ def test_settings_of_objects_are_refused(tmp_path, flags, name):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"max_epoch": 1}, r"argument max_epoch; did you mean max_epochs\?"),
+        (
+            {"max_epoch": 1},
+            r"argument --max_epoch; did you mean --trainer.max_epochs\?",
+        ),
         ({"max_epochs": "many"}, r"^trainer.max_epochs: 'many'"),
         ({"data": Points}, r"LightningModule and its data, as objects"),
         ({"val": [1]}, r"a data module has its own"),
