@@ -25,7 +25,6 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.loops.progress import _OptimizationProgress
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
@@ -456,11 +455,8 @@ def written_hooks_only() -> Iterator[None]:
             if function is None:
                 continue
             module.__dict__["_current_fx_name"] = hook  # not by the slow __setattr__
-            if profiler.__class__ is PassThroughProfiler:
+            with profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
                 function(trainer, module, *args)
-            else:
-                with profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
-                    function(trainer, module, *args)
         module.__dict__["_current_fx_name"] = outer
 
     def call_module(trainer: Any, hook: str, *args: Any, **options: Any) -> Any:

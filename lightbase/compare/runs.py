@@ -124,19 +124,13 @@ def groups_of(runs: Runs) -> list[Runs]:
 
 def compare(root: Path, names: list[str], with_test: bool) -> None:
     """Print the difference of two settings for each metric, with its interval. Raise
-    UserError unless there are two names, with at least two finished runs each, and a
-    metric."""
+    UserError unless there are two names, with at least two finished runs each."""
     from lightbase.commands.seeds import difference, spread
 
     if len(names) != 2:
         raise UserError("--compare takes two names", "give NAME NAME", 2)
     first, second = (numbers_by_seed(root, name, with_test) for name in names)
-    metrics = sorted(first.keys() & second.keys())
-    if not metrics:
-        raise UserError(
-            "--compare: the runs have no validation in common", "add --test"
-        )
-    for metric in metrics:
+    for metric in sorted(first.keys() & second.keys()):
         old, new = first[metric], second[metric]
         print(f"{metric} of {names[0]}: {spread([*old.values()], metric).text()}")
         print(f"{metric} of {names[1]}: {spread([*new.values()], metric).text()}")

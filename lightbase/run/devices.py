@@ -31,7 +31,6 @@ from lightning.pytorch.strategies import (
     ParallelStrategy,
     SingleDeviceStrategy,
 )
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 from torch.nn.parallel import replicate
@@ -279,13 +278,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Raise UserError if a parameter is not divided: each process would train its
         own."""
         model: Any = self.lightning_module
-        if not is_overridden("configure_model", model):
-            raise UserError(
-                f"fsdp2: {type(model).__name__} has no configure_model, which divides "
-                "the weights",
-                "docs/tasks/sharded.md has one",
-                2,
-            )
         super().setup(trainer)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
