@@ -126,6 +126,12 @@ KNOWN = [
         "",
         2,
     ),
+    Known(
+        "TypeError",
+        ".*required to override the `configure_model.*",
+        "docs/tasks/sharded.md has one",
+        2,
+    ),
     # layers
     Known(
         "RuntimeError",

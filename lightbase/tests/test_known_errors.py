@@ -82,6 +82,7 @@ REAL = [
     (lambda: Path("nowhere").read_text(), "'nowhere'", "exists"),
     (raises(MisconfigurationException("clip")), "clip", ""),
     (raises(RuntimeError("Early stopping conditioned on metric `a`")), "`a`", ""),
+    (raises(TypeError("you are required to override the `configure_model()`")), "", ""),
     (lambda: nn.Linear(12, 2)(X), "", "x.flatten(1)"),
     (lambda: nn.Conv2d(3, 4, 1)(X.transpose(1, 3)), "", "channels come first"),
     (lambda: nn.Conv2d(3, 4, 1)(X.byte()), "", "to_float"),

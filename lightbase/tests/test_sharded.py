@@ -375,7 +375,7 @@ def train_with(model: str, folder: str) -> None:
     ("model", "message"),
     [
         (f"{HERE}.Forgetful", "fsdp2: scale is in no part"),
-        ("example.classifier.Classifier", "fsdp2: Classifier has no configure_model"),
+        ("example.classifier.Classifier", "override the `configure_model()` hook"),
     ],
 )
 def test_what_is_not_divided_is_refused(tmp_path, model, message):
