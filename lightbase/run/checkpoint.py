@@ -254,15 +254,12 @@ class RunCheckpoint(ModelCheckpoint):
         super().load_state_dict(state)
 
     def say_best(self, num_epochs: int) -> None:
-        """Print the best epoch, such as "Best epoch: 2 of 5, val/acc 1, val/loss
-        0.0442", if a metric compares epochs."""
+        """Print the best epoch, such as "Best epoch: 2 of 5, val/acc 0.96", if a metric
+        compares epochs."""
         if not self.best_epoch or self.best_model_score is None:
             return
-        text = f"Best epoch: {self.best_epoch} of {num_epochs}"
-        text += f", {self.monitor} {as_text(float(self.best_model_score))}"
-        if self.monitor != "val/loss" and math.isfinite(self.best_loss):
-            text += f", val/loss {as_text(self.best_loss)}"
-        say(text)
+        score = as_text(float(self.best_model_score))
+        say(f"Best epoch: {self.best_epoch} of {num_epochs}, {self.monitor} {score}")
 
     def in_folder(self, path: str) -> str:
         """Return `path`, if it is not empty, in the folder of this run. Lightning

@@ -216,8 +216,8 @@ class WholeEpochs(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the next epoch if the checkpoint was written at the end of an epoch.
-        Print a line if the loaders cannot resume, and if a schedule by epochs would
-        never step. Raise UserError if no optimizer trains a parameter."""
+        Print a line if the loaders cannot resume. Raise UserError if no optimizer
+        trains a parameter."""
         skip_ended_epoch(trainer)
         # if configure_optimizers returns None, Lightning's optimizer has one constant
         groups = [x for optimizer in trainer.optimizers for x in optimizer.param_groups]
@@ -228,13 +228,6 @@ class WholeEpochs(Callback):
                 f"{type(pl_module).__name__}.configure_optimizers returns no optimizer "
                 "of a parameter that trains",
                 status=2,
-            )
-        intervals = [config.interval for config in trainer.lr_scheduler_configs]
-        num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
-        if "epoch" in intervals and 0 < trainer.max_steps < num_steps:
-            say(
-                f"trainer.max_steps {trainer.max_steps} ends the first epoch, so a "
-                "schedule by epochs never steps; --model.scheduler_interval step does"
             )
         if not can_resume(trainer):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]

@@ -341,7 +341,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], title: str) -> Figu
 
 
 def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
-    """Draw images in rows. A text of two lines tells of a mistake and is red.
+    """Draw images in rows.
 
     images: (N, 3, H, W) in [0, 1].
     texts: A text above each image, or an empty list.
@@ -360,15 +360,11 @@ def image_grid(images: Tensor, texts: Sequence[str], title: str) -> Figure:
     axes.imshow(grid.permute(1, 2, 0).numpy())
     for i, text in enumerate(texts):
         row, column = divmod(i, NUM_COLUMNS)
-        colour = "black"
-        if "\n" in text:
-            colour = "firebrick"
         axes.text(
             (column + 0.5) * width,
             row * height + top / 2,
             text,
             fontsize=5,
-            color=colour,
             ha="center",
             va="center",
         )
