@@ -93,7 +93,7 @@ def run(args: Sequence[str]) -> dict[str, Any]:
     quiet_lightning()
     seeds, has_own_splits, others = split_seeds(args)
     if not seeds:
-        return train_flags(others, restarts=True)
+        return train_flags(others)
     spec, _, _ = parse(others)
     check_one_device(spec.config.trainer)
     if spec.config.trainer.fast_dev_run or spec.checkpoint:
@@ -112,16 +112,13 @@ def run(args: Sequence[str]) -> dict[str, Any]:
     )
 
 
-def train_flags(args: Sequence[str], restarts: bool = False) -> dict[str, Any]:
-    """Parse the flags, then train and test. Return the content of metrics.json.
-
-    restarts: Whether torchrun may have started this command again.
-    """
+def train_flags(args: Sequence[str]) -> dict[str, Any]:
+    """Parse the flags, then train and test. Return the content of metrics.json."""
     with copied_output() as log:
-        return train_parsed(*parse(args, restarts), log)
+        return train_parsed(*parse(args), log)
 
 
-def parse(args: Sequence[str], restarts: bool = False) -> Loaded:
+def parse(args: Sequence[str]) -> Loaded:
     """Return the record, the model and the data of a command line.
 
     With --ckpt_path they are the model and the data of a saved run: its config counts,
@@ -129,11 +126,10 @@ def parse(args: Sequence[str], restarts: bool = False) -> Loaded:
     default experiment is used, and two lines say so.
 
     args: The flags of train.py.
-    restarts: Whether torchrun may have started this command again.
     Raise UserError for a mistake in the flags, the config files or the checkpoint.
     """
     line = CommandLine(args)
-    restart = find_restart(line, restarts)
+    restart = find_restart(line)
     if restart is None:
         check_model_alone(line)
         spec, model, data = build(new_spec(line))

@@ -136,9 +136,9 @@ class Restart:
         return config | {"name": self.name, "trainer": trainer}
 
 
-def find_restart(line: CommandLine, restarts: bool = False) -> Restart | None:
+def find_restart(line: CommandLine) -> Restart | None:
     """Return the run that --ckpt_path names, or None if the command starts a new run.
-    restarts: Whether torchrun may have started the command again, see `restarted_run`.
+    torchrun may have started the command again, see `restarted_run`.
 
     --ckpt_path last, or the path of the newest state of a run (see `is_newest`),
     continues the run in its folder. --ckpt_path best, or another path, starts a new run
@@ -147,11 +147,9 @@ def find_restart(line: CommandLine, restarts: bool = False) -> Restart | None:
     Raises UserError if there is no such run, if it is somebody else's, or if its
     checkpoint is not sound.
     """
-    if line.place("print_config") in TRUE:
-        return None
     ckpt_path = line.place("ckpt_path")
     restarted = None
-    if restarts and ckpt_path is None:
+    if ckpt_path is None:
         restarted = restarted_run(line)
     if restarted:
         say(
