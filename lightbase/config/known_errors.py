@@ -40,12 +40,6 @@ KNOWN = [
     # devices, drivers and processes
     Known(
         "RuntimeError",
-        ".*busy or unavailable.*",
-        "another program may use the GPU alone (nvidia-smi); choose another one with "
-        "--trainer.devices [1], or use --trainer.accelerator cpu",
-    ),
-    Known(
-        "RuntimeError",
         # without the advice on torch's allocator
         r".*(?:out of memory|allocate memory)(?:(?!\. (?:GPU|Of the|If)).)*",
         "another program may use the memory (nvidia-smi); else try a smaller "
@@ -55,12 +49,6 @@ KNOWN = [
         "RuntimeError",
         ".*NVIDIA driver on your system is too old[^.]*",
         f"install another driver or {OTHER_TORCH}, or use --trainer.accelerator cpu",
-    ),
-    Known(
-        "RuntimeError",
-        ".*no kernel image[^.\n]*",
-        f"the GPU is older than torch's kernels: install {OTHER_TORCH}, or use "
-        "--trainer.accelerator cpu",
     ),
     Known(
         "RuntimeError",
@@ -155,22 +143,10 @@ KNOWN = [
         2,
     ),
     Known(
-        "AttributeError",
-        r".*before Module.__init__\(\) call",
-        "call super().__init__() first",
-        2,
-    ),
-    Known(
         "TypeError",
         r".*forward\(\) (?:takes|missing|got).*",
         "a network is called with the inputs of a batch, def forward(self, x), and a "
         "loss with outputs and targets",
-        2,
-    ),
-    Known(
-        "NotImplementedError",
-        ".*required .forward. function.*",
-        "write it: def forward(self, x), indented as __init__ is",
         2,
     ),
     # losses and gradients

@@ -17,17 +17,6 @@ from lightbase.config.known_errors import KNOWN, known, lines_of
 X = torch.zeros(2, 3, 4, 4)
 
 
-class NoForward(nn.Module):
-    """A network without a forward."""
-
-
-class NoSuper(nn.Module):
-    """A network that does not call its base class."""
-
-    def __init__(self) -> None:
-        self.layer = nn.Linear(2, 2)
-
-
 def in_place() -> None:
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
@@ -60,11 +49,9 @@ FAILED = "CUDA error: unspecified launch failure"
 
 # how the error is made, the end of the problem, and a part of the way out
 REAL = [
-    (raises(RuntimeError("CUDA error: devices are busy or unavailable")), "", "[1]"),
     (raises(RuntimeError(MEMORY)), "allocate 1 TiB", "data.batch_size"),
     (lambda: torch.empty(10**15), "", "data.batch_size"),
     (raises(RuntimeError(TOO_OLD)), "1)", "another driver"),
-    (raises(RuntimeError("no kernel image is available. See")), "available", "older"),
     (raises(RuntimeError("device-side assert triggered")), "", "out of range"),
     (raises(RuntimeError(FAILED)), "", "dmesg"),
     (raises(RuntimeError("Connection closed by peer [::1]")), "", "another process"),
@@ -87,9 +74,7 @@ REAL = [
     (lambda: nn.Conv2d(3, 4, 1)(X.transpose(1, 3)), "", "channels come first"),
     (lambda: nn.Conv2d(3, 4, 1)(X.byte()), "", "to_float"),
     (lambda: nn.Linear(4, 2)(X.double()), "", "x.float()"),
-    (NoSuper, "", "super().__init__()"),
     (lambda: nn.Linear(4, 2)(X, X), "", "def forward(self, x)"),
-    (lambda: NoForward()(X), "", "indented as __init__"),
     (lambda: nn.CrossEntropyLoss()(OUTPUTS, CLASSES[:, None]), "", "class numbers"),
     (lambda: nn.CrossEntropyLoss()(OUTPUTS, CLASSES + 9), "", "from 0 to C - 1"),
     (lambda: nn.CrossEntropyLoss()(OUTPUTS, OUTPUTS.long()), "", "class numbers"),
@@ -132,7 +117,7 @@ OTHERS = [
     raises(ValueError("out of memory")),
     lambda: Q.double() @ Q.T,  # such as a mask in float64
     lambda: torch.zeros(2).backward(),
-    lambda: NoForward().layer,
+    lambda: nn.Module().layer,
     lambda: pickle.loads(b"x"),
     lambda: nn.Linear(2, 2).load_state_dict({}),
 ]
