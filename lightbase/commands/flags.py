@@ -248,6 +248,14 @@ def positive(text: str) -> int:
     return number
 
 
+def positive_float(text: str) -> float:
+    """Return the number of a flag. Raise ValueError unless it is above 0."""
+    number = float(text)
+    if not number > 0:
+        raise ValueError
+    return number
+
+
 def tune_flags(args: Args = None) -> Namespace:
     """Find a batch size and a learning rate for an experiment before training it.
 
@@ -265,19 +273,9 @@ def tune_flags(args: Args = None) -> Namespace:
     add = parser.add_argument
     add("--find", nargs="+", choices=both, default=both, help="what to search")
     add("--max_batch_size", type=positive, default=8192, help="default: 8192")
-    add("--min_lr", type=float, default=1e-5, help="the first learning rate")
-    add("--max_lr", type=float, default=1.0, help="the last learning rate")
+    add("--min_lr", type=positive_float, default=1e-5, help="the first learning rate")
+    add("--max_lr", type=positive_float, default=1.0, help="the last learning rate")
     add("--num_steps", type=positive, default=500, help="steps from first to last")
     options, others = parser.parse_known_args(args)
     options.others = others
     return options
-
-
-READERS = {
-    "train": train_flags,
-    "evaluate": evaluate_flags,
-    "predict": predict_flags,
-    "export": export_flags,
-    "tune": tune_flags,
-}
-"""By the name of the command."""

@@ -34,7 +34,7 @@ def run_command(command: str, args: Args = None) -> Any:
     with short_errors():
         room, name = command.split(".")
         flags = importlib.import_module(f"lightbase.{room}.flags")
-        options = flags.READERS[name](args)
+        options = getattr(flags, f"{name}_flags")(args)
         with without_gc():
             module = importlib.import_module(f"lightbase.{command}")
         with SIGNALS.handled():

@@ -94,7 +94,3 @@ def runs_flags(args: Args = None) -> Namespace:
         help="write the table, with all digits",
     )
     return parser.parse_args(args)
-
-
-READERS = {"sweep": sweep_flags, "runs": runs_flags}
-"""By the name of the command."""

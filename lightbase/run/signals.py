@@ -17,8 +17,7 @@ from lightbase.config.errors import rank
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 
-# Windows has no SIGHUP
-NUMBERS = [number for number in signal.Signals if number.name in NAMES]
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 SAVING = b"Stopping when the state is saved; a second Ctrl-C ends at once\n"
