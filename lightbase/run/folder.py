@@ -1,5 +1,6 @@
 """The folder of a run, `ROOT/NAME/version_N`."""
 
+import contextlib
 import errno
 import os
 import re
@@ -49,8 +50,9 @@ class LockedFolder:
 
     def close(self) -> None:
         """Release the lock of the folder. Its file is removed before, because another
-        process may take the lock at once."""
-        (self.folder / ".lock").unlink(missing_ok=True)
+        process may take the lock at once. Windows removes no open file."""
+        with contextlib.suppress(PermissionError):
+            (self.folder / ".lock").unlink(missing_ok=True)
         self.lock.release()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from lightbase.config.errors import rank
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP
+NUMBERS = [number for number in signal.Signals if number.name in NAMES]
 
 
 SAVING = b"Stopping when the state is saved; a second Ctrl-C ends at once\n"
