@@ -107,7 +107,7 @@ def test_a_state_that_is_a_mean_over_processes_goes_on_as_it_was() -> None:
     saved = measured(metrics, outputs, targets, (40,)).state()
     resumed = result(measured(metrics, outputs[40:], targets[40:], (20,), saved))
     whole = result(measured(metrics, outputs, targets, (40, 20)))
-    assert resumed["total"] == pytest.approx(whole["total"], abs=1e-5)
+    assert resumed["total"].item() == pytest.approx(whole["total"].item(), abs=1e-5)
     assert resumed["r"].item() == pytest.approx(whole["r"].item(), abs=1e-6)
 
 
