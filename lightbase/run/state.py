@@ -216,8 +216,19 @@ class WholeEpochs(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the next epoch if the checkpoint was written at the end of an epoch.
-        Print a line if the loaders cannot resume."""
+        Print a line if the loaders cannot resume. Raise UserError if no optimizer
+        trains a parameter."""
         skip_ended_epoch(trainer)
+        # if configure_optimizers returns None, Lightning's optimizer has one constant
+        groups = [x for optimizer in trainer.optimizers for x in optimizer.param_groups]
+        weights = [weight for group in groups for weight in group["params"]]
+        trains = any(weight.requires_grad for weight in weights)
+        if pl_module.automatic_optimization and not trains:
+            raise UserError(
+                f"{type(pl_module).__name__}.configure_optimizers returns no optimizer "
+                "of a parameter that trains",
+                status=2,
+            )
         if not can_resume(trainer):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             say(
