@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightbase.checks.first_step import FirstStep
 from lightbase.commands.script import run_command
 from lightbase.commands.seeds import split_seeds, train_seeds
 from lightbase.compat import quiet_lightning
@@ -218,8 +219,9 @@ def make_callbacks(
         best = best_checkpoint(config, folder, monitor)
     nan = config.stop_on_nan and StopOnNan()
     devices = config.device_monitor and DeviceMonitor()
-    watching = [x for x in (nan, devices) if x]
-    callbacks = [
+    first = config.checks and config.try_network and FirstStep(model)
+    watching = [x for x in (nan, devices, first) if x]
+    callbacks: list[Any] = [
         # before averages of the user's: a validation measures what is saved
         AverageFollows(),
         monitor and ValidatedWeights(),

@@ -64,7 +64,8 @@ FLAGS = [
     ("checkpoint_minutes", NonNegativeFloat, 10.0),
     ("test", bool, True),
     # the callbacks that only watch: see `make_callbacks` in lightbase/commands/train.py
-    ("try_network", bool, True),
+    ("checks", bool, True),
+    ("try_network", bool, True),  # of earlier versions: its false means checks false
     ("stop_on_nan", bool, True),
     ("device_monitor", bool, True),
     ("step_timer", bool | Literal["table"], True),

@@ -118,6 +118,8 @@ class BaseDataModule(LightningDataModule):
     the targets are not classes."""
     image_shape: tuple[int, int, int] | None = None
     """Channels, height and width of the images. None if the inputs are not images."""
+    columns: list[str] = []
+    """The names of the features, if the inputs are rows of a table."""
     own_splits: Collection[str] = ("train", "test")
     """The splits that `load` can return. If "val" is one of them, no samples are taken
     from the training set for validation."""

@@ -238,14 +238,18 @@ def fingerprint(samples: Samples) -> str:
 def names_of_files(dataset: Any) -> bytes:
     """Return the names of a Dataset's files, without their folders, or b"" if there are
     none, see LISTS_OF_FILES."""
-    names = []
+    names = [Path(file).name for files in lists_of_files(dataset) for file in files]
+    return "\n".join(names).encode(errors="replace")
+
+
+def lists_of_files(dataset: Any) -> Iterator[list[str | Path]]:
+    """Yield the paths in each list of files of a Dataset, see LISTS_OF_FILES."""
     for attribute in LISTS_OF_FILES:
         files = getattr(dataset, attribute, None)
         if isinstance(files, list):
             # torchvision's `samples` are pairs with the class number
             files = [file[0] if isinstance(file, tuple) else file for file in files]
-            names += [Path(file).name for file in files if isinstance(file, str | Path)]
-    return "\n".join(names).encode(errors="replace")
+            yield [file for file in files if isinstance(file, str | Path)]
 
 
 def bytes_of(values: Any) -> bytes:

@@ -73,6 +73,7 @@ MAY_CHANGE = {
     "model.compile_net",
     *[f"data.{name}" for name in WITHOUT_EFFECT],
     # what only watches
+    "checks",
     "try_network",
     "stop_on_nan",
     "device_monitor",
