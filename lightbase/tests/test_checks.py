@@ -15,7 +15,7 @@ from written import equal, refused, weights
 
 from lightbase.data.module import BaseDataModule
 from lightbase.watch.dry_run import (
-    check_classes,
+    check_outputs,
     load_data,
 )
 
@@ -168,17 +168,17 @@ def test_softmax_before_cross_entropy_is_said():
     model = Classifier(nn.Linear(3, 4), num_classes=4)
     data = Given(None)
     probabilities = torch.full((2, 4), 0.25)
-    assert "CrossEntropyLoss has its own softmax" in check_classes(
+    assert "CrossEntropyLoss has its own softmax" in check_outputs(
         probabilities, model, data
     )
-    assert not check_classes(probabilities.log(), model, data)
+    assert not check_outputs(probabilities.log(), model, data)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_nll_loss_on_outputs_that_are_no_logarithms_is_said(sign):
     model = Classifier(nn.Linear(3, 4), criterion=nn.NLLLoss(), num_classes=4)
     logits = sign * torch.randn(2, 4)
-    assert "outputs are no log-probabilities" in check_classes(
+    assert "outputs are no log-probabilities" in check_outputs(
         logits, model, Given(None)
     )
-    assert not check_classes(logits.log_softmax(1), model, Given(None))
+    assert not check_outputs(logits.log_softmax(1), model, Given(None))

@@ -20,8 +20,8 @@ from torch.nn.modules.module import (
 )
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightbase.checks.data import check_columns, check_rows
-from lightbase.checks.network import check_layers, check_outputs
+from lightbase.checks.data import check_columns, check_samples
+from lightbase.checks.network import check_network
 from lightbase.config.errors import UserError, first_line, say
 from lightbase.config.known_errors import noted
 from lightbase.config.spec import RunSpec
@@ -54,8 +54,9 @@ def dry_run(spec: RunSpec, model: LightningModule, data: LightningDataModule) ->
     if isinstance(data, BaseDataModule):
         load_data(data, with_test=has_test(model, data))
         if config.checks and config.try_network:
-            for line in [*check_rows(data), *check_columns(data)]:
-                say(f"Data: {line}")
+            for check in (check_samples, check_columns):
+                for line in check(data):
+                    say(f"Data: {line}")
             try_network(model, data, config.trainer)
     # A step of torch's Adam starts CUDA even on the CPU, and a process that forks
     # must not start it.
@@ -64,15 +65,13 @@ def dry_run(spec: RunSpec, model: LightningModule, data: LightningDataModule) ->
 
 
 @contextmanager
-def noted_layer() -> Iterator[set[nn.Module]]:
+def noted_layer() -> Iterator[None]:
     """Within this context, add a note to each error: the innermost layer that was
-    running, and the tensors that it was given. Yield the set of all layers that run."""
+    running, and the tensors that it was given."""
     running: list[tuple[nn.Module, Any]] = []
-    layers: set[nn.Module] = set()
 
     def enter(layer: nn.Module, inputs: Any) -> None:
         running.append((layer, inputs))
-        layers.add(layer)
 
     def leave(layer: nn.Module, inputs: Any, outputs: Any) -> None:
         running.pop()
@@ -80,7 +79,7 @@ def noted_layer() -> Iterator[set[nn.Module]]:
     # both are removed at the end of `with`
     with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
         try:
-            yield layers
+            yield
         except Exception as error:
             if running:
                 layer, inputs = running[-1]
@@ -176,7 +175,6 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     net = model.net
     outputs: dict[str, Any] = {}
-    lines: list[str] = []
     for split, samples in data.splits.items():
         num = 2
         if isinstance(samples, Sized):
@@ -188,10 +186,7 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
         if targets_of(batch) is not None and isinstance(inputs, Tensor):
             name = f"{type(data).__name__} ({split})"
             precision = str(trainer.precision)
-            outputs[split], found = run_network(
-                net.to(device), inputs, name, precision, split == "train"
-            )
-            lines += found
+            outputs[split] = run_network(net.to(device), inputs, name, precision)
     # Lightning, and the processes that it starts, expect the network there.
     net.to("cpu")
     if "train" not in outputs:
@@ -200,11 +195,11 @@ def try_network(model: LightningModule, data: BaseDataModule, trainer: Any) -> N
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     text = f"Network: {type(net).__name__}, {num_parameters:,} parameters"
     if isinstance(outputs["train"], Tensor) and outputs["train"].dim() == 2:
-        text += check_classes(outputs["train"], model, data)
-    say("\nNetwork: ".join([text, *lines]))
+        text += check_outputs(outputs["train"], model, data)
+    say(text)
 
 
-def check_classes(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> str:
+def check_outputs(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> str:
     """Return a remark on outputs (2, num_outputs) of the network, or "". Raise
     UserError if there are fewer outputs than classes."""
     num_classes = data.num_classes or 0
@@ -229,14 +224,12 @@ def check_classes(outputs: Tensor, model: BaseModule, data: BaseDataModule) -> s
     return ""
 
 
-def run_network(
-    net: nn.Module, inputs: Tensor, name: str, precision: str, checks: bool
-) -> tuple[Any, list[str]]:
-    """Return the outputs of the network in eval mode, and with `checks` lines about its
-    mistakes. Afterwards each module is in the same mode as before. An error gets notes
-    with the samples and the layer.
+def run_network(net: nn.Module, inputs: Tensor, name: str, precision: str) -> Any:
+    """Return the outputs of the network in eval mode. Afterwards each module is in the
+    same mode as before. An error gets notes with the samples and the layer.
 
-    inputs: (N, ...), on the device of the network. name: The class of the data.
+    inputs: (N, ...), on the device of the network. name: The class of the data, and
+    the split; that of the training gets the checks.
     precision: The Trainer's flag as text.
     """
     training_modules = [module for module in net.modules() if module.training]
@@ -245,7 +238,7 @@ def run_network(
     note = f"{type(net).__name__} was tried with samples {shape} of {name}"
     with (
         noted(f"{note}; --checks false leaves this out"),
-        noted_layer() as running,
+        noted_layer(),
         torch.autocast(inputs.device.type, dtype, enabled=precision in MIXED),
         isolate_rng(include_cuda=inputs.is_cuda),  # a lazy layer draws its weights
         # where kernels of Triton are launched
@@ -253,14 +246,14 @@ def run_network(
     ):
         inputs = for_network(inputs, net)
         outputs = net.eval()(inputs)
-        lines = []
-        if checks and len(inputs) == 2:
-            lines = check_layers(net, running) + check_outputs(net, inputs, outputs)
+        if name.endswith("(train)") and len(inputs) == 2:
+            for line in check_network(net, inputs, outputs):
+                say(f"Network: {line}")
     if outputs is None:
         raise UserError(f"{type(net).__name__}.forward returns nothing", status=2)
     for module in training_modules:  # frozen modules stay in eval mode
         module.training = True
-    return outputs, lines
+    return outputs
 
 
 def say_sparse_classes(data: BaseDataModule) -> None:
