@@ -46,6 +46,16 @@ def test_features_from_a_csv_file(tmp_path: Path) -> None:
     assert normalised[:, 0].std() == pytest.approx(1, rel=1e-3)
 
 
+def test_the_statistics_are_those_of_the_training_part(tmp_path: Path) -> None:
+    rows = [f"{i * i},c{i % 2}\n" for i in range(100)]
+    data = from_csv(tmp_path / "x.csv", "a,label\n" + "".join(rows))
+    data.setup("fit")
+    inputs, _ = data.splits["train"].values
+    assert len(inputs) == 72  # without the validation and the test
+    torch.testing.assert_close(data.mean, inputs.mean(0))
+    torch.testing.assert_close(data.std, inputs.std(0))
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

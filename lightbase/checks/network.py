@@ -51,7 +51,8 @@ def check_network(net: nn.Module, inputs: Tensor, outputs: Any) -> Iterator[str]
     if isinstance(outputs, Tensor) and outputs.shape == (2, *alone.shape[1:]):
         outputs = outputs.double()
         for samples, text in ((inputs, CHANGES), (inputs[[1, 1]], DEPENDS)):
-            difference = (net(samples)[1] - outputs[1]).abs().max()  # NaN is none
+            second = net(samples)[1].double()
+            difference = (second - outputs[1]).abs().max()  # NaN is none
             if difference > TOLERANCE * outputs.abs().max():
                 yield text
                 return

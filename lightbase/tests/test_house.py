@@ -17,7 +17,17 @@ import lightbase
 
 LIGHTBASE = Path(lightbase.__file__).parent
 PUBLIC = {f"lightbase.{name}" for name in lightbase.__all__}
-ROOMS = ["compare", "commands", "watch", "checks", "setup", "run", "model", "data", "config"]
+ROOMS = [
+    "compare",
+    "commands",
+    "watch",
+    "checks",
+    "setup",
+    "run",
+    "model",
+    "data",
+    "config",
+]
 """From top to bottom."""
 ALONE = ("lightbase.compat", "lightbase.data.transforms")
 """Files that import nothing of the library."""
