@@ -110,8 +110,9 @@ def check_columns(data: BaseDataModule) -> Iterator[str]:
         labels = torch.zeros(len(table))
     counts = labels.unique(return_counts=True)[1]
     parts = table[labels.argsort()].split(counts.tolist())
-    lows = torch.stack([part.amin(0) for part in parts]).sort(0).values
-    highs = torch.stack([part.amax(0) for part in parts]).sort(0).values
+    # the lowest and the highest value of each class, (classes, 2, columns)
+    ends = torch.stack([torch.stack(part.aminmax(dim=0)) for part in parts])
+    lows, highs = ends.sort(0).values.unbind(1)
     found = {"one value in all training samples: leave it out": lows[0] == highs[-1]}
     if len(counts) > 1 and counts.min() >= MIN_SAMPLES:
         text = "a range of its own for each class: leave it out if it is made from the "

@@ -45,12 +45,12 @@ class FirstStep:
         if self.is_over or not self.model.automatic_optimization:
             return
         self.is_over = True
-        weights = {n: x for n, x in self.model.named_parameters() if x.requires_grad}
-        missed = [name for name in weights if weights[name].grad is None]
+        weights = [x for x in self.model.named_parameters() if x[1].requires_grad]
+        missed = [name for name, weight in weights if weight.grad is None]
         # with some strategies all gradients are elsewhere
         if 0 < len(missed) < len(weights):
             say(
                 f"Network: {len(missed)} parameters got no gradient in the first step, "
                 f"such as {missed[0]}: use them in the loss, or freeze them "
-                "(--model.freeze). ddp would stop here"
+                "(--model.freeze): ddp stops here"
             )

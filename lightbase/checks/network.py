@@ -26,10 +26,9 @@ DEPENDS = (
 
 
 def check_network(net: nn.Module, inputs: Tensor, outputs: Any) -> Iterator[str]:
-    """Yield a line for each class of layers that run and are not registered, unless
-    they are frozen. Yield one if a network in eval mode fails with a single sample,
-    gives other outputs for the same samples, or lets a sample change the outputs of
-    another one.
+    """Yield a line if layers that run are not registered, unless they are frozen. Yield
+    one if a network in eval mode fails with a single sample, gives other outputs for
+    the same samples, or lets a sample change the outputs of another one.
 
     inputs, outputs: Of two samples, (2, ...).
     """
@@ -40,13 +39,13 @@ def check_network(net: nn.Module, inputs: Tensor, outputs: Any) -> Iterator[str]
     except Exception as error:
         yield f"it fails with a single sample in eval mode: {first_line(error)}"
         return
-    registered = {*net.parameters()}
-    for layer in running - {*net.modules()}:
-        if any(x.requires_grad and x not in registered for x in layer.parameters()):
-            yield (
-                f"{layer} is not trained, saved or moved: make layers in __init__, and "
-                "use nn.ModuleList or nn.ModuleDict in place of a list or dict"
-            )
+    weights = {x for layer in running for x in layer.parameters() if x.requires_grad}
+    if hidden := weights - {*net.parameters()}:
+        yield (
+            f"{len(hidden)} weights of layers that run are not trained, saved or moved "
+            "to a GPU: make layers in __init__, and use nn.ModuleList or nn.ModuleDict "
+            "in place of a list or dict"
+        )
     # other outputs may be lists of boxes, or similarities of all samples
     if isinstance(outputs, Tensor) and outputs.shape == (2, *alone.shape[1:]):
         outputs = outputs.double()

@@ -87,7 +87,7 @@ BROKEN = {
         (Net(attention, part=nn.MultiheadAttention(10, 2)), SEQUENCES),
         (nn.TransformerEncoderLayer(10, 2, 16), SEQUENCES),
     ],
-    "is not trained, saved or moved": [
+    "are not trained, saved or moved": [
         (Net(first_of("parts"), parts=[nn.Linear(5, 5)]), ROWS),
         (Net(first_of("parts"), parts=(nn.Linear(5, 5), nn.Linear(5, 5))), ROWS),
         (Net(lambda net, x: net.d["a"](x), d={"a": nn.Linear(10, 5)}), ROWS),
