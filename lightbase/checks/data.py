@@ -53,28 +53,28 @@ def check_samples(data: BaseDataModule) -> Iterator[str]:
 def content_of(samples: Any, split: str) -> Iterator[tuple[Any, Any, Any]]:
     """Return for each sample: a key, which equal inputs share; a label; and the file,
     or the position in what `load` returns. Nothing of what is not read."""
-    keys: list[Any] = []
+    if not isinstance(samples, TensorBatches | DatasetSamples):
+        return iter(())
     places: list[Any] = []
+    keys = []
     labels: Any = repeat(split == "train" or None)
-    if isinstance(samples, TensorBatches | DatasetSamples):
-        numbers = class_numbers(replace(samples, index=None))
-        index: Any = samples.index
-        name = "train"  # it is a part of that
-        if index is None:
-            index, name = torch.arange(len(samples)), split
-        index = index.tolist()
-        x = inputs_in_memory(samples)
-        if x is not None:
-            rows = x.cpu().unsqueeze(-1).contiguous().view(torch.uint8).numpy()
-            keys = [hash(rows[i].tobytes()) for i in index]
-            places = [f"{name}[{i}]" for i in index]
-        elif numbers is not None and isinstance(samples, DatasetSamples):
-            for files in lists_of_files(samples.dataset):
-                if len({*files}) == len(numbers) <= MAX_FILES:  # a file for each
-                    places = [Path(files[i]) for i in index]
-            keys = [middle_of(file) for file in places]
-        if split == "train" and numbers is not None:
-            labels = numbers[index].tolist()
+    numbers = class_numbers(replace(samples, index=None))
+    index: Any = torch.arange(len(samples))
+    name = split
+    if samples.index is not None:
+        index, name = samples.index, "train"  # it is a part of that
+    x = inputs_in_memory(samples)
+    if x is not None:
+        rows = x.cpu().unsqueeze(-1).contiguous().view(torch.uint8).numpy()
+        keys = [hash(rows[i].tobytes()) for i in index.tolist()]
+        places = [f"{name}[{i}]" for i in index.tolist()]
+    elif numbers is not None and isinstance(samples, DatasetSamples):
+        for files in lists_of_files(samples.dataset):
+            if len({*files}) == len(numbers) <= MAX_FILES:  # a file for each
+                places = [Path(files[i]) for i in index]
+        keys = [middle_of(file) for file in places]
+    if keys and split == "train" and numbers is not None:
+        labels = numbers[index].tolist()
     return zip(keys, labels, places, strict=False)
 
 

@@ -29,7 +29,8 @@ class FirstStep:
         if not criterion.training:  # in the validation before it
             return
         self.handle.remove()
-        if isinstance(criterion, nn.CrossEntropyLoss) and criterion.reduction == "mean":
+        is_entropy = isinstance(criterion, nn.CrossEntropyLoss) and args
+        if is_entropy and criterion.reduction == "mean":
             usual = math.log(args[0].shape[1])
             if loss > 10 * usual > 0:
                 x = tensors_in(newest_batch(self.model.trainer))[0].float()
