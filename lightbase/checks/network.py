@@ -46,6 +46,8 @@ def check_network(net: nn.Module, inputs: Tensor, outputs: Any) -> Iterator[str]
             "to a GPU: make layers in __init__, and use nn.ModuleList or nn.ModuleDict "
             "in place of a list or dict"
         )
+    if isinstance(outputs, Tensor) and outputs.shape == (2, *alone.shape):
+        yield "its outputs for a single sample lose a dimension: write squeeze(1)"
     # other outputs may be lists of boxes, or similarities of all samples
     if isinstance(outputs, Tensor) and outputs.shape == (2, *alone.shape[1:]):
         outputs = outputs.double()

@@ -94,6 +94,10 @@ BROKEN = {
         (Net(lambda net, x: net.d[0][0](x), d=[[nn.Linear(10, 5)]]), ROWS),
         (Net(lambda net, x: nn.Linear(10, 5)(x)), ROWS),
     ],
+    "for a single sample lose a dimension": [
+        (Net(lambda net, x: net.linear(x).squeeze()), ROWS),
+        (Net(lambda net, x: net.linear(x)[:, :1].squeeze()), ROWS),
+    ],
     "fails with a single sample": [
         (Net(batch_norm), ROWS),
         (nn.BatchNorm1d(10, track_running_stats=False), ROWS),
