@@ -24,6 +24,7 @@ from .data.transforms import flip_where as flip_where
 from .data.transforms import random_crop as random_crop
 from .data.transforms import random_flip as random_flip
 from .data.transforms import to_float as to_float
+from .data.windows import windows as windows
 from .model.curves import run_folder as run_folder
 from .model.metrics import Metrics as Metrics
 from .model.metrics import collection as collection

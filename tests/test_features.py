@@ -1,10 +1,15 @@
+import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import mean_absolute_error
 
+import lightbase
 from lightbase import UserError
+from lightbase.commands.script import run_command
 
 features = pytest.importorskip("project.data.features")
 Features = features.Features
@@ -61,7 +66,7 @@ def test_the_statistics_are_those_of_the_training_part(tmp_path: Path) -> None:
     [
         (None, " cannot be read beyond line 1: .* No such file"),
         (b"a,label\n1,\xe9\n", " cannot be .* 'utf-8' codec can't decode"),
-        (b'a,label\n\n1,"x\ny"\n2,\n', ":5: no label in a column 'label'"),
+        (b'a,label\n\n1,"x\ny"\n2,\n', ":5: nothing in a column label"),
         (b"a,b,a,label\n1,2,3,y\n", " has 2 columns 'a'"),
         (b"a,label\nnan,y\n", ":2: no number in a column: .nan. are not finite"),
         (b"a,label\n1,x\n1,x,2\n", ":3: not as many cells"),
@@ -107,5 +112,97 @@ def test_a_large_offset_costs_no_digits(tmp_path, offset):
 
 
 def test_a_label_column_without_a_file_is_refused() -> None:
-    with pytest.raises(UserError, match="label_column kind has no effect without a"):
+    with pytest.raises(UserError, match="time_column have no effect without a file"):
         Features(label_column="kind")
+
+
+ROWS = "".join(f"2026-01-{1 + i // 4:02},{i},{-i},{100 * i}\n" for i in range(100))
+TIMED = "date,a,b,price\n" + ROWS
+
+
+def test_numbers_of_target_columns_in_the_order_of_dates(tmp_path, capsys) -> None:
+    options = {"target_columns": "price", "time_column": "date"}
+    data = from_csv(tmp_path / "x.csv", TIMED, val_split="ordered", gap=24, **options)
+    data.setup("fit")
+    data.setup("test")
+    assert data.classes == []
+    assert data.columns == ["a", "b"]
+    # 4 samples a day; a day is left out before each part
+    parts = {name: x.values for name, x in data.splits.items()}
+    assert parts["test"][1].tolist() == [100 * i for i in range(80, 100)]
+    assert parts["val"][1].tolist() == [100 * i for i in range(68, 76)]
+    assert parts["train"][1].tolist() == [100 * i for i in range(64)]
+    mean, std = data.target_scale
+    assert mean == parts["train"][1].mean()
+    assert std == parts["train"][1].std(correction=0)
+    assert "val_split" not in capsys.readouterr().out
+    data = from_csv(tmp_path / "x.csv", TIMED, scale_targets=False, **options)
+    data.setup("fit")
+    assert data.target_scale is None
+    assert "--data.val_split ordered" in capsys.readouterr().out
+    both = from_csv(
+        tmp_path / "x.csv", TIMED, target_columns=["price", "a"], time_column="date"
+    )
+    inputs, targets = both.load("train")
+    assert both.columns == ["b"]
+    assert torch.equal(targets, torch.cat([-100 * inputs, -inputs], 1))
+
+
+def test_columns_of_texts_or_dates_are_refused_with_a_page(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"tabular.md shows embeddings") as caught:
+        from_csv(tmp_path / "x.csv", TIMED, target_columns="price").load("train")
+    assert "dates in --data.time_column" in str(caught.value)
+    text = TIMED.replace("2026-01-", "Jan ")
+    options = {"target_columns": "price", "time_column": "date", "val_split": "ordered"}
+    with pytest.raises(UserError, match="give a number, or an ISO date"):
+        from_csv(tmp_path / "x.csv", text, **options).load("train")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("regressor")
+@pytest.mark.parametrize("unit", [1e5, 1e-5])
+def test_a_regression_has_the_units_of_the_file(tmp_path, monkeypatch, unit) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=generator)
+    noise = torch.randn(400, generator=generator)
+    y = unit * (5 + x.sum(1) + 0.3 * noise)
+    rows = [
+        f"{a},{b},{c},{d}\n"
+        for (a, b, c), d in zip(x.tolist(), y.tolist(), strict=True)
+    ]
+    Path("t.csv").write_text("a,b,c,y\n" + "".join(rows))
+    flags = (
+        "--model project.regressor.Regressor --model.net torch.nn.Linear "
+        "--model.net.in_features 3 --model.net.out_features 1 --model.optimizer Adam "
+        "--model.lr 0.05 --data project.data.features.Features --data.csv_path t.csv "
+        "--data.target_columns y --trainer.max_epochs 4 --trainer.accelerator cpu "
+        "--device_monitor false --name t --trainer.default_root_dir logs"
+    )
+    result = lightbase.main(flags.split())
+    best = "logs/t/version_0/checkpoints/best.ckpt"
+    root = ["--ckpt_path", best, "--trainer.default_root_dir", "logs"]
+    again = run_command("commands.evaluate", root)
+    assert again == {name: result[name] for name in again}
+    run_command("commands.predict", [*root, "--output", "p.csv"])
+    with Path("p.csv").open() as file:
+        table = [*csv.DictReader(file)]
+    predicted, true = (
+        [float(row[name]) for row in table] for name in ("prediction", "true")
+    )
+    mae = mean_absolute_error(true, predicted)
+    assert result["test/mae"] == pytest.approx(mae, rel=1e-4)
+    assert 0.15 * unit < mae < 0.5 * unit
+    run_command("commands.predict", [*root, "t.csv", "--output", "all.npz"])
+    expected = torch.from_numpy(np.load("all.npz")["prediction"])
+    module, data = lightbase.load(best, trust=True)
+    torch.testing.assert_close(lightbase.predict((module, data), x.double()), expected)
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run_command("commands.export", [*root, "--format", "onnx", "--output", "t.onnx"])
+    (outputs,) = onnxruntime.InferenceSession("t.onnx").run(
+        None, {"inputs": x.double().numpy()}
+    )
+    torch.testing.assert_close(
+        torch.from_numpy(outputs), expected, rtol=1e-4, atol=1e-4 * unit
+    )

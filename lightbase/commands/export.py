@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 from lightbase.commands.checkpoint import open_checkpoint
 from lightbase.config.errors import UserError, first_line
 from lightbase.config.files import write_whole
-from lightbase.data.module import BaseDataModule
+from lightbase.data.module import BaseDataModule, in_units
 from lightbase.data.tensors import for_network
 from lightbase.model.module import BaseModule
 from lightbase.model.predictions import prediction_step
@@ -85,7 +85,7 @@ def graph_file(
             "--format pth needs none; with a LightningDataModule of your own, set "
             f"self.example_input_array of {type(model).__name__} to a tensor (N, ...)",
         )
-    predictor = Predictor(model, normalize).eval()
+    predictor = Predictor(model, data, normalize).eval()
     batches = [random_batch(samples, size) for size in BATCH_SIZES]
     expected = [predictor(batch) for batch in batches]
     if not isinstance(expected[0], Tensor):
@@ -115,14 +115,15 @@ class Predictor(nn.Module):
     """The module whose graph is exported: from samples (N, ...), as the data module
     loads them, to the outputs of predict_step."""
 
-    def __init__(self, model: LightningModule, normalize: Any) -> None:
+    def __init__(self, model: LightningModule, data: Any, normalize: Any) -> None:
         super().__init__()
         self.model = model
+        self.data = data
         self.normalize = normalize
 
     def forward(self, samples: Tensor) -> Any:
         inputs = for_network(self.normalize(samples), self.model)
-        return prediction_step(self.model)((inputs, None), 0)
+        return in_units(self.data, prediction_step(self.model)((inputs, None), 0))
 
 
 def random_batch(samples: Tensor, size: int) -> Tensor:

@@ -28,7 +28,7 @@ from lightbase.commands.script import python_errors
 from lightbase.config.errors import UserError
 from lightbase.config.files import Values, as_csv, as_table, write_whole
 from lightbase.data.image_folder import list_images
-from lightbase.data.module import BaseDataModule
+from lightbase.data.module import BaseDataModule, in_units
 from lightbase.data.tensors import (
     NESTED,
     as_tensors,
@@ -210,7 +210,7 @@ def run_loop(
     step = prediction_step(model)
 
     def predict_step(batch: Any, *args: Any) -> Any:
-        results = step(batch, *args)
+        results = in_units(data, step(batch, *args))
         for name, rows in rows_by_name(results).items():
             is_segmentation = task_of(model, rows) == "segmentation"
             if with_masks and is_segmentation and rows.dim() == 4:
@@ -218,7 +218,7 @@ def run_loop(
             outputs[name] += to_host(rows)  # one copy for a batch
         targets = targets_of(batch)
         if isinstance(targets, Tensor):
-            true.extend(to_host(targets))
+            true.extend(to_host(in_units(data, targets)))
         return results
 
     model.predict_step = predict_step

@@ -31,6 +31,7 @@ from lightbase.config.files import relative_to_cwd
 from lightbase.config.spec import (
     CommandLine,
     RunSpec,
+    arguments,
     as_list,
     as_values,
     default_experiment,
@@ -103,6 +104,8 @@ def run(args: Sequence[str]) -> dict[str, Any]:
             "leave it out; the same command with --seeds continues",
             2,
         )
+    if arguments(spec.config.data).get("val_split") == "ordered":
+        say("All seeds have the same validation set: --data.val_split ordered")
     return train_seeds(
         root_folder(spec.config),
         as_values(spec),

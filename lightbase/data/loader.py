@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import chain, islice
 from operator import itemgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class TensorBatches(Dataset[Batch]):
     all_values: Any
     index: Tensor | None = None
     keeps_float64: bool = False
+    times: ClassVar[Any] = None  # `Windows` have times
 
     def __post_init__(self) -> None:
         self.on_gpu: TensorBatches | None = None
@@ -75,6 +76,7 @@ class TensorBatches(Dataset[Batch]):
         self.num_values = len(tensors[0])
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         self.sample_bytes = num_bytes / max(1, self.num_values)
+        self.num_bytes = len(self) * self.sample_bytes  # of a copy on a GPU
 
     @property
     def values(self) -> Batch:
@@ -122,7 +124,7 @@ class TensorBatches(Dataset[Batch]):
         if self.on_gpu is None:
             if wanted is None:
                 free_bytes, _ = torch.cuda.mem_get_info(device)
-                wanted = 4 * len(self) * self.sample_bytes <= free_bytes
+                wanted = 4 * self.num_bytes <= free_bytes
             if not wanted:
                 return self
             self.on_gpu = self.to(device)
@@ -252,6 +254,10 @@ class DatasetSamples(Dataset[Any]):
             return None
         return getattr(self.dataset, "targets", None)
 
+    @property
+    def times(self) -> Any:
+        return getattr(self.dataset, "times", None)
+
     def __len__(self) -> int:
         return len(self.dataset if self.index is None else self.index)
 
@@ -314,10 +320,9 @@ def as_samples(
                 "long",
                 "return as many of each, or put a list of samples into a Dataset",
             )
-        samples = TensorBatches(values, keeps_float64=keeps_float64)
-        if collate:
-            return DatasetSamples(samples, collate)
-        return samples
+        loaded = TensorBatches(values, keeps_float64=keeps_float64)
+    if isinstance(loaded, TensorBatches) and not collate:
+        return loaded
     is_map = isinstance(loaded, Sized) and hasattr(loaded, "__getitem__")
     if is_map and not isinstance(loaded, str | bytes | IterableDataset):
         return DatasetSamples(loaded, collate or default_collate)

@@ -13,8 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -49,21 +55,34 @@ from lightbase.data.splits import (
     fold_of_flags,
     group_numbers,
     hash_of,
+    measure_targets,
     part_indices,
     part_size,
     split_labels,
+    time_spans,
 )
 from lightbase.data.stream import StreamLoader, StreamSamples, check_stream, state_of
 from lightbase.data.tensors import (
     Batch,
     as_tensors,
     inputs_of,
+    map_tensors,
     read_image,
     with_parts,
 )
 
-SPLIT_ARGUMENTS = ("val_fraction", "val_split", "split_seed", "num_folds", "fold")
+SPLIT_ARGUMENTS = (
+    "val_fraction",
+    "val_split",
+    "gap",
+    "split_seed",
+    "num_folds",
+    "fold",
+)
 """Arguments that decide which samples are for training, validation and test."""
+
+PLACES: Values = {"grouped": group_numbers, "ordered": time_spans}
+"""By val_split: functions that return numbers for the groups or times of samples."""
 
 MAX_WEIGHTS = 2**24
 """The limit of torch.multinomial."""
@@ -101,8 +120,12 @@ class BaseDataModule(LightningDataModule):
             there is no validation set. With 0 each epoch is measured on the test set,
             as the curves test_each_epoch/, and selects nothing.
         val_split: How samples are chosen for validation: at "random"; "stratified",
-            the same share of each class; or "grouped", where no group (see the method
-            `groups`) is on two sides, which holds for folds and `seeded_part`, too.
+            the same share of each class; "grouped", where no group (see the method
+            `groups`) is on two sides; or "ordered", the last ones in the order of
+            `load`, or of `times`. The last two hold for folds and `seeded_part`, too.
+            An ordered fold trains on what lies before it.
+        gap: Of samples in order, how many are left out between two parts. If they have
+            times, how long a time: in the unit of the times, and for dates in hours.
         split_seed: The seed that chooses the samples for validation and for the folds.
         num_folds: Divide the training set into this number of folds. One fold is the
             test set, and the test set of the data is not used.
@@ -111,6 +134,10 @@ class BaseDataModule(LightningDataModule):
             gradient varies more than others.
         eval_batch_size: Samples in a batch in validation, test and prediction, by
             default batch_size.
+        scale_targets: Train on standardised numbers: (targets - mean) / deviation of
+            the training samples. Metrics, pictures and predictions have the units of
+            the data, and losses have none. By default only the `target_columns` of a
+            table are standardised.
     """
 
     classes: list[str] = []
@@ -147,6 +174,9 @@ class BaseDataModule(LightningDataModule):
     training loader. They are the same object if `load` does not take `training`."""
     train_weights: Tensor | None = None
     """The weights with which training samples are drawn, float64 (N,), or None."""
+    target_scale: list[Tensor] | None = None
+    """Mean and standard deviation of the targets of the training, if they are
+    standardised."""
     trainer: Any  # set by Lightning before it asks for loaders
 
     def __init__(
@@ -158,12 +188,14 @@ class BaseDataModule(LightningDataModule):
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
         val_fraction: ClosedUnitInterval = 0.1,
-        val_split: Literal["random", "stratified", "grouped"] = "random",
+        val_split: Literal["random", "stratified", "grouped", "ordered"] = "random",
+        gap: NonNegativeFloat = 0,
         split_seed: NonNegativeInt = 0,
         num_folds: PositiveInt | None = None,
         fold: NonNegativeInt | None = None,
         drop_last: bool = True,
         eval_batch_size: PositiveInt | None = None,
+        scale_targets: bool | None = None,
     ) -> None:
         super().__init__()
         self.data_dir = PROJECT.data if data_dir is None else Path(data_dir)
@@ -174,14 +206,21 @@ class BaseDataModule(LightningDataModule):
         self.persistent_workers = persistent_workers
         self.val_fraction = val_fraction
         self.val_split: str = val_split
+        self.gap = gap
+        if gap and val_split != "ordered":
+            raise UserError(f"data.gap {gap} needs --data.val_split ordered", status=2)
         self.split_seed = split_seed
         self.fold = fold_of_flags(fold, num_folds, split_seed)
         self.drop_last = drop_last
         self.eval_batch_size = eval_batch_size or batch_size
+        self.scale_targets = bool(scale_targets)
         self.splits: dict[str, Samples] = {}
         # predictions that need no network, of the training targets
         self.constants: dict[str, Tensor] = {}
-        self.split_groups: Values = {}  # with val_split grouped
+        # with val_split grouped the groups of the samples, with ordered their times
+        self.split_groups: Values = {}
+        # {split: samples that are not old enough to be trained before it}
+        self.num_left_out: dict[str, int] = {}
         # {split: hash of its samples}, now and in the checkpoint
         self.fingerprints: dict[str, str] = {}
         self.saved_fingerprints: dict[str, str] = {}
@@ -221,6 +260,15 @@ class BaseDataModule(LightningDataModule):
         """Return the group of each sample of a split, such as its patient or scene:
         integers or texts (N,), in the order of `load`. Override this for val_split
         grouped. This version returns the groups that `load` has given to `seeded_part`.
+        """
+        return self.split_groups.get(split)
+
+    def times(self, split: Literal["train"]) -> Any:
+        """Return the time of each sample of a split, for val_split ordered: numbers,
+        datetime64 or texts of ISO dates (N,), in the order of `load`. For samples that
+        have several times return the first and the last one, (N, 2). None stands for
+        the order of `load`. This version returns the times that `load` has given to
+        `seeded_part`.
         """
         return self.split_groups.get(split)
 
@@ -274,6 +322,8 @@ class BaseDataModule(LightningDataModule):
             self._load_train_and_val()
         if not trains:
             self._load_test()
+        elif self.scale_targets and self.target_scale is None:
+            self.target_scale = measure_targets(self.splits["train"])
         if stage == "fit" and self.trainer and self.shuffle_seed is None:
             # the seed of the run, or a random number if the run has no seed
             seed = torch.initial_seed() % 2**63
@@ -344,8 +394,14 @@ class BaseDataModule(LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Apply `transform_batch` to a batch on its device."""
+        """Apply `transform_batch` to a batch on its device, and standardise targets."""
         batch = self.transform_batch(batch, self.trainer.training)
+        if self.target_scale:
+            # copied once: a copy waits for the GPU
+            device = self.trainer.strategy.root_device
+            mean, std = self.target_scale = [x.to(device) for x in self.target_scale]
+            targets = map_tensors(lambda x: (x - mean) / std, batch[1:])
+            batch = with_parts(batch, batch[0], *targets)
         # with a precision such as bf16-true the weights, and so the inputs, are not
         # float32
         return self.trainer.precision_plugin.convert_input(batch)
@@ -372,7 +428,11 @@ class BaseDataModule(LightningDataModule):
         return " ".join(map(str, values.tolist()))
 
     def seeded_part(
-        self, num: int, split: Literal["train", "test"], groups: Any = None
+        self,
+        num: int,
+        split: Literal["train", "test"],
+        groups: Any = None,
+        times: Any = None,
     ) -> Tensor:
         """Return the indices of a split, int64, for data without a test set. `load` can
         use it. A fifth of the samples is for "test", the others are for "train", the
@@ -383,26 +443,31 @@ class BaseDataModule(LightningDataModule):
             num: The number of all samples.
             groups: The group of each sample, for val_split grouped: no group is in
                 both splits. The method `groups` then need not be overridden.
+            times: The times of each sample, for val_split ordered: the newest fifth is
+                for "test". The method `times` then need not be overridden. None stands
+                for the order of the samples.
         """
         everything = torch.arange(num)
+        given = {"grouped": groups, "ordered": times}.get(self.val_split)
         if self.fold:
-            self.split_groups[split] = groups
+            self.split_groups[split] = given
             return everything
         if self.trained_fold:  # the network has seen samples of this test set
             raise UserError(
                 "data.num_folds null: the fold is the only test set of this data",
                 status=2,
             )
-        if self.val_split != "grouped":
+        if self.val_split not in PLACES:
             order = seeded_order(num, self.test_seed)
             if split == "test":
                 return order[: num // 5]
             return order[num // 5 :]
-        groups = group_numbers(groups, num, type(self).__name__)
-        chosen = part_indices("grouped", 0.2, self.test_seed, everything, groups)
-        test, train = divide(everything, chosen)
+        places = PLACES[self.val_split](given, num, type(self).__name__)
+        chosen = part_indices(self.val_split, 0.2, self.test_seed, everything, places)
+        test, train = divide(self.val_split, self.gap, everything, chosen, places)
+        self.num_left_out["test"] = num - len(test) - len(train)
         part = {"test": test, "train": train}[split]
-        self.split_groups[split] = groups[part]
+        self.split_groups[split] = places[part]
         return part
 
     def _loader(self, samples: Any, batch_size: int, **order: Any) -> Any:
@@ -469,23 +534,22 @@ class BaseDataModule(LightningDataModule):
         if isinstance(samples, StreamSamples):
             self._load_stream(samples)
             return
-        groups = None
-        if self.val_split == "grouped":
-            groups = group_numbers(
-                self.groups("train"), len(samples), type(self).__name__
-            )
-        classes, groups = split_labels(samples, self.val_split, groups)
+        places = None
+        if self.val_split in PLACES:
+            given = self._places(samples)
+            places = PLACES[self.val_split](given, len(samples), type(self).__name__)
+        classes, places = split_labels(samples, self.val_split, places)
         left: Any = slice(None)  # positions that no split has taken yet: all
         if self.fold:
-            chosen = fold_indices(self.val_split, self.fold, classes, groups)
-            left = self._take("test", chosen, left, samples, groups)
+            chosen = fold_indices(self.val_split, self.fold, classes, places)
+            left = self._take("test", chosen, left, samples, places)
         if "val" not in self.own_splits and self.val_fraction > 0:
             kind, fraction, seed = self.val_split, self.val_fraction, self.split_seed
             if isinstance(samples, DatasetSamples) and self._computes_parts(samples):
                 left = self._take_computed_val(samples)
             else:
-                chosen = part_indices(kind, fraction, seed, classes[left], groups[left])
-                left = self._take("val", chosen, left, samples, groups)
+                chosen = part_indices(kind, fraction, seed, classes[left], places[left])
+                left = self._take("val", chosen, left, samples, places)
         else:
             self._load_val()
         if isinstance(left, slice) and self.val_split != "random":
@@ -493,17 +557,34 @@ class BaseDataModule(LightningDataModule):
                 f"data.val_split {self.val_split} chooses no validation samples: the "
                 "data has its own, or val_fraction is 0"
             )
-        self._keep_for_training(left, samples, groups)
+        self._keep_for_training(left, samples, places)
+
+    def _places(self, samples: Samples) -> Any:
+        """Return the groups or the times of the training samples."""
+        if self.val_split == "grouped":
+            return self.groups("train")
+        times = self.times("train")
+        self.split_groups.clear()  # times of many windows take much memory
+        if samples.times is None:
+            return times
+        if times is not None and not np.array_equal(times, samples.times):
+            raise UserError(
+                f"the times of {type(self).__name__} are not those of its windows",
+                "for windows w: seeded_part(len(w), split, times=w.times)",
+            )
+        return samples.times
 
     def _take(
-        self, split: str, chosen: Tensor, left: Any, samples: Samples, groups: Any
+        self, split: str, chosen: Tensor, left: Any, samples: Samples, places: Any
     ) -> Tensor:
-        """Make a split of the samples at the positions left[chosen]. Return the
-        others."""
-        part, left = divide(torch.arange(len(samples))[left], chosen)
+        """Make a split of the samples at the positions left[chosen]. Return the others
+        that are for training or validation."""
+        index = torch.arange(len(samples))[left]
+        part, left = divide(self.val_split, self.gap, index, chosen, places)
+        self.num_left_out[split] = len(index) - len(part) - len(left)
         self.splits[split] = samples.select(part)
         if self.val_split == "grouped":
-            self.split_groups[split] = groups[part]
+            self.split_groups[split] = places[part]
         self.fingerprints[f"chosen {split}"] = hash_of(chosen)
         return left
 
@@ -522,7 +603,7 @@ class BaseDataModule(LightningDataModule):
         self.fingerprints["chosen val"] = str(part)
         return replace(part, first=size, last=num)
 
-    def _keep_for_training(self, left: Any, samples: Samples, groups: Any) -> None:
+    def _keep_for_training(self, left: Any, samples: Samples, places: Any) -> None:
         """Make the split of the training. Load its samples a second time, with the
         transforms of training, if `load` takes the argument `training`."""
         training_samples, targets = samples, samples.targets
@@ -543,7 +624,7 @@ class BaseDataModule(LightningDataModule):
         if not isinstance(left, PermutedPart):
             self.constants = constants_of(targets, num, left)
         if self.val_split == "grouped":
-            self.split_groups["train"] = groups[left]
+            self.split_groups["train"] = places[left]
         weights = self.sample_weights("train")
         if weights is not None:
             if isinstance(left, PermutedPart):
@@ -644,6 +725,7 @@ class BaseDataModule(LightningDataModule):
             "lists_parts": self.lists_parts,
             "fingerprints": self.fingerprints,
             "constants": self.constants,
+            "target_scale": map_tensors(Tensor.cpu, self.target_scale),
         }
         if self.fold:
             state["fold"] = list(self.fold)
@@ -661,6 +743,7 @@ class BaseDataModule(LightningDataModule):
         self.shuffle_seed = state_dict["shuffle_seed"]
         self.constants = state_dict.get("constants", self.constants)
         self.lists_parts = state_dict.get("lists_parts", True)
+        self.target_scale = state_dict.get("target_scale")
         self.classes = classes
         # in checkpoints up to version 0.3, split_seed chose the test set
         self.test_seed = state_dict.get("test_seed", self.split_seed)
@@ -711,6 +794,15 @@ class ArrayData(BaseDataModule):
 
     def load(self, split: Literal["train", "test"]) -> Any:
         return self.parts[split]
+
+
+def in_units(data: Any, numbers: Any) -> Any:
+    """Return outputs, or targets of a batch, in the units of the data, see its argument
+    `scale_targets`. numbers: Tensors in any structure, on the device of the batch."""
+    if not isinstance(data, BaseDataModule) or not data.target_scale:
+        return numbers
+    mean, std = data.target_scale
+    return map_tensors(lambda x: x * std + mean, numbers)
 
 
 def loader_data(loaders: Values) -> LightningDataModule:

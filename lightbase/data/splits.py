@@ -1,8 +1,9 @@
-"""Which samples are for training, validation and test: seeded splits and folds.
+"""Which samples are for training, validation and test: seeded splits, splits in time,
+and folds.
 
-A split depends only on the number of samples, their classes and groups, and the seed,
-so it is the same on any machine. Stratified and grouped splits may change with the
-version of scikit-learn.
+A split depends only on the number of samples, their classes, groups and times, and the
+seed, so it is the same on any machine. Stratified and grouped splits may change with
+the version of scikit-learn.
 """
 
 import hashlib
@@ -53,30 +54,51 @@ def fold_of_flags(number: int | None, num_folds: int | None, seed: int) -> Fold 
     return Fold(int(number), int(num_folds), seed)
 
 
-def divide(index: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def divide(
+    kind: str, gap: float, index: Tensor, chosen: Tensor, places: Any
+) -> tuple[Tensor, Tensor]:
     """Return the values of `index` at the chosen positions and the others, both in the
-    order of `index`."""
-    is_chosen = torch.isin(torch.arange(len(index)), chosen)
-    return index[is_chosen], index[~is_chosen]
+    order of `index`. With the kind "ordered", the others have to end before the chosen
+    ones begin.
+
+    kind, gap: The flags data.val_split and data.gap. places: See `fold_indices`.
+    """
+    is_chosen = torch.zeros(len(index), dtype=torch.bool)
+    is_chosen[chosen] = True
+    part, left = index[is_chosen], index[~is_chosen]
+    if kind == "ordered":
+        left = left[places[left, -1] + gap < places[part, 0].min()]
+        if not len(left):
+            raise UserError("data.val_split ordered leaves no training samples")
+    return part, left
 
 
-def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
+def fold_indices(kind: str, fold: Fold, classes: Tensor, places: Any) -> Tensor:
     """Return the positions of the samples in a fold, int64.
 
     The sizes of two folds differ by at most one, and so do the numbers of samples of
     each class: the folds are stratified. With the kind "grouped", no group is in two
-    folds, and the folds are as equal as whole groups allow.
+    folds, and the folds are as equal as whole groups allow. With "ordered" they follow
+    one another, as the tests of scikit-learn's TimeSeriesSplit do: the oldest samples
+    are in none. The folds are as equal in the number of different times.
 
     Args:
         kind: The flag data.val_split.
         classes: The class number of each sample, int64 (N,), or 0 if it is unknown.
-        groups: The number of each sample's group, an array (N,), for "grouped".
+        places: For "grouped" the number of each sample's group, an array (N,). For
+            "ordered" the times of each sample, see `time_spans`.
     """
     num = len(classes)
     if num < fold.num_folds:
         raise UserError(
             f"data.num_folds {fold.num_folds}: there are only {num} samples", status=2
         )
+    if kind == "ordered":
+        from sklearn.model_selection import TimeSeriesSplit  # it takes seconds
+
+        times, numbers = places[:, 0].unique(return_inverse=True)
+        parts = [*parts_of(TimeSeriesSplit(fold.num_folds), times)]
+        return torch.isin(numbers, parts[fold.number]).nonzero()[:, 0]
     if kind == "grouped":
         from sklearn.model_selection import StratifiedGroupKFold  # it takes seconds
 
@@ -86,7 +108,7 @@ def fold_indices(kind: str, fold: Fold, classes: Tensor, groups: Any) -> Tensor:
         if classes.unique(return_counts=True)[1].max() < fold.num_folds:
             classes = 0 * classes  # no class has a sample for each fold
         with warnings.catch_warnings(action="ignore"):  # a class may have few samples
-            return [*parts_of(splitter, classes, groups)][fold.number]
+            return [*parts_of(splitter, classes, places)][fold.number]
     order = seeded_order(num, fold.seed)
     # class by class, shuffled within a class; then every n-th sample is taken
     order = order[classes[order].argsort(stable=True)]
@@ -105,19 +127,24 @@ def part_size(num: int, fraction: float) -> int:
 
 
 def part_indices(
-    kind: str, fraction: float, seed: int, classes: Tensor, groups: Any
+    kind: str, fraction: float, seed: int, classes: Tensor, places: Any
 ) -> Tensor:
     """Return the positions of the samples in a part of a set, int64.
 
     With the kind "stratified", the part has the same share of each class, within one
     sample. With "grouped", all samples of a group are in the part, or none: groups are
-    drawn many times, and the draw with the nearest number of samples is taken.
+    drawn many times, and the draw with the nearest number of samples is taken. With
+    "ordered", the part has the samples that begin last. It has more if times are equal.
 
     Args:
         fraction: The share of the samples, in [0, 1].
-        kind, classes, groups: See `fold_indices`.
+        kind, classes, places: See `fold_indices`.
     """
     num_chosen = part_size(len(classes), fraction)
+    if kind == "ordered":
+        starts = places[:, 0]
+        border = starts.kthvalue(len(starts) - num_chosen + 1).values
+        return (starts >= border).nonzero()[:, 0]
     if kind == "random":
         return seeded_order(len(classes), seed)[:num_chosen]
     from sklearn.model_selection import GroupShuffleSplit, StratifiedShuffleSplit
@@ -125,13 +152,13 @@ def part_indices(
     if kind == "stratified":
         splitter = StratifiedShuffleSplit(1, test_size=num_chosen, random_state=seed)
         return next(parts_of(splitter, classes))
-    num_groups = len(np.unique(groups))
+    num_groups = len(np.unique(places))
     draws = []
     # without the largest groups, a share of the samples takes more groups
     for share in (fraction, 2 * fraction, 4 * fraction):
         size = min(max(1, round(share * num_groups)), num_groups - 1)
         splitter = GroupShuffleSplit(NUM_DRAWS, test_size=size, random_state=seed)
-        draws.append(parts_of(splitter, classes, groups))
+        draws.append(parts_of(splitter, classes, places))
     return min(chain(*draws), key=lambda part: abs(len(part) - num_chosen))
 
 
@@ -142,9 +169,9 @@ def parts_of(splitter: Any, classes: Tensor, groups: Any = None) -> Iterator[Ten
         yield torch.as_tensor(part)
 
 
-def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tensor, Any]:
+def split_labels(samples: Samples, kind: str, places: Any = None) -> tuple[Tensor, Any]:
     """Return the labels by which samples are divided: class numbers, int64 (N,), and
-    the numbers of groups, an array (N,). Unknown labels become zeros. kind: The flag
+    the `places` of `fold_indices`. Unknown labels become zeros. kind: The flag
     data.val_split."""
     num = len(samples)
     classes = class_numbers(samples)
@@ -156,9 +183,9 @@ def split_labels(samples: Samples, kind: str, groups: Any = None) -> tuple[Tenso
                 2,
             )
         classes = torch.zeros(1, dtype=torch.int64).expand(num)  # one number in memory
-    if groups is None:
-        groups = np.broadcast_to(np.zeros(1), num)
-    return classes, groups
+    if places is None:
+        places = np.broadcast_to(np.zeros(1), num)
+    return classes, places
 
 
 def group_numbers(labels: Any, num: int, name: str) -> Any:
@@ -178,6 +205,43 @@ def group_numbers(labels: Any, num: int, name: str) -> Any:
             2,
         )
     return groups
+
+
+def time_spans(times: Any, num: int, name: str) -> Tensor:
+    """Return the times of each sample, float64 (num, 1), or (num, 2) with the first and
+    the last time of a sample that has several. Dates become hours.
+
+    Args:
+        times: Numbers, datetime64 or texts of ISO dates, (num,) or (num, 2). None
+            stands for the positions of the samples.
+        name: The class of the data module, for the message.
+    """
+    values: Any = np.arange(num)
+    if times is not None:
+        values = np.asarray(times)
+    try:
+        if values.dtype.kind not in "iuf":
+            since_1970 = values.astype("datetime64[us]").view("timedelta64[us]")
+            values = since_1970 / np.timedelta64(1, "h")
+        spans = torch.from_numpy(values.reshape(num, -1)).double()
+        if spans.isnan().any():
+            raise ValueError("some are missing")
+    except ValueError as error:
+        raise UserError(
+            f"the times of {num} samples of {name}: {error}",
+            "give a number, or an ISO date such as 2026-01-31 12:00, for each sample",
+        ) from error
+    return spans
+
+
+def measure_targets(samples: Samples) -> list[Tensor]:
+    """Return the mean and the standard deviation of the targets of a set, float32, for
+    each number of a target. The deviation of equal numbers is 1."""
+    targets = samples.targets
+    if not isinstance(targets, Tensor):
+        raise UserError("data.scale_targets: load has to return arrays or windows")
+    std, mean = torch.std_mean(targets.double(), dim=0, correction=0)
+    return [mean.float(), torch.where(std > 0, std, 1).float()]
 
 
 def hash_of(index: Tensor) -> str:

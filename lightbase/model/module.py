@@ -22,6 +22,7 @@ from torchmetrics import Metric
 import lightbase
 from lightbase.compat import newest_batch, round_as_eager
 from lightbase.config.errors import UserError, say
+from lightbase.data.module import in_units
 from lightbase.data.tensors import inputs_of, map_tensors, plain_numbers
 from lightbase.model.curves import Curves, Stage
 from lightbase.model.metrics import Metrics, collection, counted_loss
@@ -223,7 +224,8 @@ class BaseModule(LightningModule):
             stage/loss.
         outputs, targets: The arguments for the metrics, mostly (N, ...). Metrics may
             take other types, such as lists with an entry for each sample. Without them
-            this stage has no metrics.
+            this stage has no metrics. With data.scale_targets, metrics and pictures get
+            both in the units of the data.
         values: Other means over the batch, tensors or numbers, by name. A value `NAME`
             is the curve stage/NAME.
 
@@ -233,11 +235,13 @@ class BaseModule(LightningModule):
             outputs = outputs.detach()
         else:
             outputs = map_tensors(Tensor.detach, outputs)
-        if stage != "train":
-            self.tracked = outputs, targets
         curves = self.curves_callback
         if not curves.means:  # called without a Trainer
             return
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        outputs, targets = in_units(data, (outputs, targets))
+        if stage != "train":
+            self.tracked = outputs, targets
         sums = curves.means[stage]
         if loss.numel() > 1:
             raise UserError(

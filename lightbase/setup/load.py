@@ -170,13 +170,14 @@ def check_split(
     # runs before version 0.4 have no val_split
     before = {"val_split": "random"} | arguments(trained["data"])
     now = arguments(data)
-    for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS}:
+    for name in before.keys() & now.keys() & {*SPLIT_ARGUMENTS, "scale_targets"}:
         leaves_fold = name in ("num_folds", "fold") and now[name] is None and has_state
         if now[name] != before[name] and not leaves_fold:
             run = relative_to_cwd(path)
             raise UserError(
                 f"--data.{name} {now[name]}: the training of {run} had {before[name]}",
-                "leave it as it was: a test may not have samples of the training",
+                "leave it as it was: a test may not have samples of the training, or "
+                "other units",
                 2,
             )
 

@@ -41,6 +41,14 @@ def test_a_run_that_was_stopped_goes_on_with_its_seed(train, tmp_path):
     assert equal(weights(folder), whole)
 
 
+@pytest.mark.slow
+def test_seeds_share_a_split_in_order_of_time(train, tmp_path, capsys):
+    train(SHORT, "--data.val_split ordered --data.gap 20 --seeds", "1,2")
+    out = capsys.readouterr().out
+    assert "All seeds have the same validation set" in out
+    assert out.count("295 training, 35 validation, 75 test, 20 left-out samples") == 2
+
+
 @pytest.mark.parametrize("text", ["1", "x", "1,1", "-1,2"])
 def test_what_names_no_seeds_is_refused(train, capsys, text):
     assert "names no seeds" in fails(capsys, 2, lambda: train(f"--seeds={text}"))

@@ -109,6 +109,8 @@ def load_data(data: BaseDataModule, with_test: bool) -> None:
             sizes.append(f"{size} {name}")
             if data.val_split == "grouped" and split in data.split_groups:
                 sizes[-1] += f" ({len({*data.split_groups[split]}):,} groups)"
+    if num_left_out := sum(data.num_left_out.values()):
+        sizes.append(f"{num_left_out:,} left-out")
     text = f"Data: {type(data).__name__}, {', '.join(sizes)} samples"
     if data.num_classes:
         text += f" of {data.num_classes} classes"

@@ -1,4 +1,4 @@
-"""Feature vectors: generated clusters, or a CSV file with a label column."""
+"""Feature vectors: generated clusters, or a CSV file with labels or numbers."""
 
 import csv
 import math
@@ -16,10 +16,13 @@ from lightbase import BaseDataModule, Batch, UserError, say
 
 WAY_OUT = (
     "give a CSV file in UTF-8: a header without a name twice, as many cells in each "
-    "line, all quotes closed, labels in --data.label_column, numbers in all other "
-    "columns"
+    "line, all quotes closed, labels in --data.label_column, or numbers in "
+    "--data.target_columns, dates in --data.time_column, numbers in all other columns; "
+    "docs/tasks/tabular.md shows embeddings for columns of texts"
 )
 SEPARATORS = ",;\t|"
+Rows = dict[str, dict[str, str]]
+"""{"FILE:LINE": {column: text}}."""
 
 
 class Features(BaseDataModule):
@@ -27,12 +30,18 @@ class Features(BaseDataModule):
     training samples.
 
     Without a file, each class is a normal cloud of standard deviation 1 around a seeded
-    centre, and the clouds overlap a little. With a file, every column but the label
-    column is a feature. A seeded fifth of the samples is the test set.
+    centre, and the clouds overlap a little. With a file, every column is a feature but
+    those that are named here. A seeded fifth of the samples is the test set, or with
+    val_split ordered the newest fifth.
 
     Args:
-        csv_path: File with a header line; numbers in all columns but the label column.
+        csv_path: File with a header line; numbers in all columns that are features.
         label_column: Name of the column with the labels, which can be any text.
+        target_columns: Names of columns with numbers to predict, in the place of
+            labels, for a Regressor. They are standardised for the loss, see
+            `scale_targets`.
+        time_column: Name of a column with ISO dates or numbers that order the samples,
+            see `val_split` and `gap`.
         num_features: Numbers a sample, generated data only.
         num_classes: Classes, generated data only.
         num_samples: Generated samples.
@@ -46,6 +55,8 @@ class Features(BaseDataModule):
         self,
         csv_path: Path | None = None,
         label_column: str = "label",
+        target_columns: list[str] | str | None = None,
+        time_column: str | None = None,
         num_features: PositiveInt = 10,
         num_classes: PositiveInt = 2,
         num_samples: PositiveInt = 10_000,
@@ -55,6 +66,13 @@ class Features(BaseDataModule):
         super().__init__(**kwargs)
         self.csv_path: Any = csv_path
         self.label_column = label_column
+        if isinstance(target_columns, str):
+            target_columns = target_columns.split(",")
+        self.target_columns = target_columns or []
+        self.time_column = time_column
+        if self.target_columns:
+            self.scale_targets = kwargs.get("scale_targets") is not False
+            self.classes = []
         self.num_features = num_features
         self.num_samples = num_samples
         self.data_seed = data_seed
@@ -62,54 +80,70 @@ class Features(BaseDataModule):
         self.std: Any = None
         self.columns: list[str] = []  # of the features, in a file
         if csv_path is None:
-            if label_column != "label":
+            if label_column != "label" or target_columns or time_column:
                 raise UserError(
-                    f"data.label_column {label_column} has no effect without a file",
+                    "data.label_column, target_columns and time_column have no effect "
+                    "without a file",
                     "give the file, too: --data.csv_path FILE",
                     2,
                 )
             self.classes = [f"class_{i}" for i in range(num_classes)]
 
     @cached_property
-    def table(self) -> tuple[dict[str, dict[str, str]], list[str]]:
-        """The rows of the file without the label, see `read_csv`, and the N labels."""
+    def table(self) -> tuple[Rows, Rows]:
+        """The rows of the file with the columns that are features, and with the others,
+        see `read_csv`."""
         rows = read_csv(self.csv_path)
-        labels = []
+        others = {}
+        names = self.target_columns or [self.label_column]
+        if self.time_column:
+            names = [*names, self.time_column]
         for place, row in rows.items():
-            label = row.pop(self.label_column, "")
-            if not label:
+            others[place] = {name: row.pop(name, "") for name in names}
+            if "" in others[place].values():
                 raise UserError(
-                    f"{place}: no label in a column {self.label_column!r}; the others "
+                    f"{place}: nothing in a column {' or '.join(names)}; the others "
                     f"are {', '.join(row)[:200]}",
                     WAY_OUT,
                 )
-            labels.append(label)
         if "" in row:
             say(
                 "A column has no name, as the index that pandas writes: it is a feature"
             )
-        return rows, labels
+        if self.time_column and self.val_split == "random":
+            say(
+                f"The samples have times, in {self.time_column}: with --data.val_split "
+                "ordered the newest ones are for validation and test"
+            )
+        return rows, others
 
     @cached_property  # which a checkpoint can assign
     def classes(self) -> list[str]:  # type: ignore[override]
-        return sorted(set(self.table[1]))
+        return sorted({row[self.label_column] for row in self.table[1].values()})
 
     def load(self, split: Literal["train", "test"]) -> Batch:
         """Return features (N, columns), float32 or from a file float64, and classes
-        int64 (N,)."""
+        int64 (N,), or of target columns numbers float64 (N,) or (N, columns)."""
+        times: Any = None
         if self.csv_path is None:
             inputs, targets = self._generate()
         else:
-            rows, labels = self.table
+            rows, others = self.table
             self.columns = self.columns or list(next(iter(rows.values())))
-            inputs = torch.stack([self._numbers(*row) for row in rows.items()])
-            try:
-                targets = torch.tensor([self.classes.index(label) for label in labels])
-            except ValueError as error:  # the classes are those of the training
-                problem = f"{self.csv_path} has a label that the training had not"
-                way_out = "remove its rows, or start a new training with them"
-                raise UserError(f"{problem}: {error}", way_out) from error
-        part = self.seeded_part(len(targets), split)
+            inputs = numbers_in(rows, self.columns)
+            if self.target_columns:
+                targets = numbers_in(others, self.target_columns).squeeze(1)
+            else:
+                labels = [row[self.label_column] for row in others.values()]
+                try:
+                    targets = torch.tensor([*map(self.classes.index, labels)])
+                except ValueError as error:  # the classes are those of the training
+                    problem = f"{self.csv_path} has a label that the training had not"
+                    way_out = "remove its rows, or start a new training with them"
+                    raise UserError(f"{problem}: {error}", way_out) from error
+            if self.time_column:
+                times = [row[self.time_column] for row in others.values()]
+        part = self.seeded_part(len(targets), split, times=times)
         return inputs[part], targets[part]
 
     def _generate(self) -> Batch:
@@ -156,25 +190,29 @@ class Features(BaseDataModule):
         the training are read."""
         if not self.columns:
             raise UserError("the training had generated samples, without columns")
-        for place, row in read_csv(path).items():
-            yield place, self._numbers(place, row)
+        rows = read_csv(path)
+        yield from zip(rows, numbers_in(rows, self.columns), strict=True)
 
-    def _numbers(self, place: str, row: dict[str, str]) -> Tensor:
-        """Return the features of a row, float64 (columns,). Raise UserError for a cell
-        without a number, and for a missing column."""
+
+def numbers_in(rows: Rows, columns: list[str]) -> Tensor:
+    """Return the numbers in these columns, float64 (N, columns). Raise UserError for a
+    cell without a number, and for a missing column."""
+    values = []
+    for place, row in rows.items():
         try:
-            numbers = [float(row[column]) for column in self.columns]
+            numbers = [float(row[column]) for column in columns]
             if not all(map(math.isfinite, numbers)):
                 raise ValueError(f"{numbers} are not finite")
         except (KeyError, ValueError) as error:
             raise UserError(
                 f"{place}: no number in a column: {error}", WAY_OUT
             ) from error
-        return torch.tensor(numbers, dtype=torch.float64)
+        values.append(numbers)
+    return torch.tensor(values, dtype=torch.float64)
 
 
-def read_csv(path: Path) -> dict[str, dict[str, str]]:
-    """Return {"FILE:LINE": {column: text}} for the rows of a CSV file. LINE is the last
+def read_csv(path: Path) -> Rows:
+    """Return the rows of a CSV file. LINE is the last
     line of a row, because a cell in quotes may have several lines.
 
     Cells are separated by the one of SEPARATORS that the header has most of. Raise
