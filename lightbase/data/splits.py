@@ -343,9 +343,13 @@ def constants_of(targets: Any, num: int, index: Any) -> dict[str, Tensor]:
         return {}
     targets = targets[index]
     constants = {"training_mean": targets.double().mean(0).float()}
-    labels = targets[targets >= 0]  # a loss ignores the others, such as -100
-    if targets[0].numel() == 1 and len(labels):
-        constants["largest_class"] = labels.mode().values.long()
+    # numbers above 1, such as prices, are no labels
+    if targets[0].numel() == 1 and not (
+        targets.is_floating_point() and targets.max() > 1
+    ):
+        labels = targets[targets >= 0]  # a loss ignores the others, such as -100
+        if len(labels):
+            constants["largest_class"] = labels.mode().values.long()
     return constants
 
 

@@ -162,9 +162,12 @@ class Constant(WrapperMetric):
 
     def update(self, outputs: Any, targets: Tensor) -> None:  # type: ignore[override]
         prediction = self.prediction.to(targets)
-        if prediction.shape != targets.shape[1:]:  # `transform_batch` has changed it
+        num = prediction.dim()
+        if targets.shape[targets.dim() - num :] != prediction.shape:
+            # `transform_batch` has changed the targets
             prediction = prediction.double().mean().to(targets)
-        self.metric.update(prediction.expand_as(targets), targets)
+        # torchmetrics needs a tensor of its own
+        self.metric.update(prediction.expand_as(targets).contiguous(), targets)
 
     def compute(self) -> Any:
         return self.metric.compute()

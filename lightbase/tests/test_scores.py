@@ -197,7 +197,7 @@ def test_a_constant_prediction_is_measured_beside_the_network() -> None:
     numbers = torch.tensor([[1.0, 10], [3, 20]])
     errors = collection({"mae": MeanAbsoluteError(), "mse": MeanSquaredError()})
     add_constants(errors, {"training_mean": torch.tensor([2.0, 12])})
-    found = values(errors, torch.zeros(2, 2), numbers, 1)
+    found = values(errors, torch.zeros(2, 2), numbers, 2)
     assert found["mae_training_mean"] == pytest.approx((1 + 2 + 1 + 8) / 4)
     assert found["mse_training_mean"] == pytest.approx((1 + 4 + 1 + 64) / 4)
     assert math.isclose(found["mae"], 34 / 4)
@@ -209,3 +209,13 @@ def test_without_a_known_loss_classes_have_logits_and_labels_are_left_alone() ->
     assert is_converted(MinMaxMetric(metric), None)
     assert not is_converted(of_classes.BinaryAUROC(), None)
     assert not is_converted(of_classes.MulticlassF1Score(3), False)
+
+
+def test_the_mean_of_channels_is_predicted_for_each_step() -> None:
+    targets = torch.randn(6, 5, 2) + torch.tensor([0.0, 100])
+    errors = collection({"mae": MeanAbsoluteError()})
+    mean = targets.mean((0, 1))
+    add_constants(errors, {"training_mean": mean})
+    found = values(errors, torch.zeros_like(targets), targets, 3)
+    expected = (targets - mean).abs().mean().item()
+    assert found["mae_training_mean"] == pytest.approx(expected, rel=1e-5)
