@@ -42,9 +42,10 @@ def check_samples(data: BaseDataModule) -> Iterator[str]:
         pairs = []
         for key, label, place in content_of(data.splits.get(split), split):
             other_label, other = first.setdefault(key, (label, place))
+            if label == other_label:
+                continue
             # files of one key have some equal bytes
-            is_same = isinstance(place, str) or filecmp.cmp(place, other, False)
-            if label != other_label and is_same:
+            if isinstance(place, str) or filecmp.cmp(place, other, shallow=False):
                 pairs.append(f"{place} and {other}")
         if pairs:
             yield f"{len(pairs):,} {text}, such as {pairs[0]}"
@@ -70,7 +71,8 @@ def content_of(samples: Any, split: str) -> Iterator[tuple[Any, Any, Any]]:
         places = [f"{name}[{i}]" for i in index.tolist()]
     elif numbers is not None and isinstance(samples, DatasetSamples):
         for files in lists_of_files(samples.dataset):
-            if len({*files}) == len(numbers) <= MAX_FILES:  # a file for each
+            is_own = len({*files}) == len(numbers) <= MAX_FILES  # a file for each
+            if is_own and Path(files[0]).is_file():  # names may lack a folder
                 places = [Path(files[i]) for i in index]
         keys = [middle_of(file) for file in places]
     if keys and split == "train" and numbers is not None:

@@ -12,6 +12,7 @@ from example.data.synthetic import SyntheticImages
 from given import Given
 from PIL import Image
 from small import Numbers, Points
+from torch.utils.data import Dataset
 
 from lightbase.checks.data import check_columns, check_samples
 from lightbase.config.errors import UserError
@@ -36,9 +37,13 @@ def test_sound_data_has_no_line(data: Any) -> None:
     assert lines(data(val_fraction=0.2)) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_samples_of_the_test_or_validation_in_the_training_set(dtype: Any) -> None:
     (x, y), (test_x, test_y) = rows(200, 0), rows(50, 1)
+    x, test_x = 1000 * x, 1000 * test_x
     test_x[7] = x[5]
     test_x[8] = test_x[9]  # within a test set a sample may be there twice
     x[10:100] = x[110:]
@@ -85,6 +90,24 @@ def test_files_are_compared_by_their_content(tmp_path: Path) -> None:
         UserError, match="test has a class that the training had not: b"
     ):
         lines(ImageFolder(**options))
+
+
+class Named(Dataset[Any]):
+    """Samples of files whose folder only the Dataset knows."""
+
+    def __init__(self) -> None:
+        self.files = ["0.png", "1.png"]
+        self.targets = [0, 1]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(3), index
+
+
+def test_files_without_their_folder_are_not_read() -> None:
+    assert lines(Given(Named(), Named(), val_fraction=0)) == []
 
 
 def table(names: list[str], num: int = 300, **columns: Any) -> Given:
