@@ -59,7 +59,8 @@ FLAGS = [
     ("monitor_mode", Literal["min", "max"] | None, None),
     ("patience", PositiveInt | None, None),
     ("num_threads", PositiveInt | None, None),
-    ("cuda_graphs", bool, False),
+    # auto: of earlier versions, as false
+    ("cuda_graphs", bool | Literal["auto"], False),
     ("keep_every_epoch", bool, False),
     ("checkpoint_minutes", NonNegativeFloat, 10.0),
     ("test", bool, True),
