@@ -43,7 +43,8 @@ def row(name: str, steps: list[Counts], checkpoint: Counts) -> str:
     """The line of the table. Fails where more is asked of the GPU than there may be."""
     every = gpu_counts.EVERY
     log_steps = steps[every - 1 :: every]
-    ordinary = [step for i, step in enumerate(steps, 1) if i % every]
+    first, *ordinary = [step for i, step in enumerate(steps, 1) if i % every]
+    assert total(first, "wait") == 1  # `FirstStep` reads the loss
     assert len(log_steps) == 3
     assert not [step for step in steps if any("pageable" in kind for kind in step)]
     assert {total(step, "wait") for step in ordinary} == {0}
