@@ -38,10 +38,11 @@ def split_seeds(args: Sequence[str]) -> tuple[list[int], bool, list[str]]:
     (--data.split_seed seed), and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--seeds", nargs="?", const="")
-    parser.add_argument("--data.split_seed", dest="split_seed", nargs="?")
     options, others = parser.parse_known_args(args)
     if options.seeds is None:
-        return [], False, [*args]
+        return [], False, others
+    parser.add_argument("--data.split_seed", dest="split_seed")
+    options, others = parser.parse_known_args(args)
     has_own_splits = options.split_seed == "seed"
     if options.split_seed and not has_own_splits:
         others.append(f"--data.split_seed={options.split_seed}")

@@ -95,7 +95,7 @@ def run(args: Sequence[str]) -> dict[str, Any]:
     quiet_lightning()
     seeds, has_own_splits, others = split_seeds(args)
     if not seeds:
-        return train_flags(others)
+        return train_flags(others, restarts=True)
     spec, _, _ = parse(others)
     check_one_device(spec.config.trainer)
     if spec.config.trainer.fast_dev_run or spec.checkpoint:
@@ -116,13 +116,16 @@ def run(args: Sequence[str]) -> dict[str, Any]:
     )
 
 
-def train_flags(args: Sequence[str]) -> dict[str, Any]:
-    """Parse the flags, then train and test. Return the content of metrics.json."""
+def train_flags(args: Sequence[str], restarts: bool = False) -> dict[str, Any]:
+    """Parse the flags, then train and test. Return the content of metrics.json.
+
+    restarts: Whether torchrun may have started this command again.
+    """
     with copied_output() as log:
-        return train_parsed(*parse(args), log)
+        return train_parsed(*parse(args, restarts), log)
 
 
-def parse(args: Sequence[str]) -> Loaded:
+def parse(args: Sequence[str], restarts: bool = False) -> Loaded:
     """Return the record, the model and the data of a command line.
 
     With --ckpt_path they are the model and the data of a saved run: its config counts,
@@ -130,10 +133,11 @@ def parse(args: Sequence[str]) -> Loaded:
     default experiment is used, and two lines say so.
 
     args: The flags of train.py.
+    restarts: Whether torchrun may have started this command again.
     Raise UserError for a mistake in the flags, the config files or the checkpoint.
     """
     line = CommandLine(args)
-    restart = find_restart(line)
+    restart = find_restart(line, restarts)
     if restart is None:
         check_model_alone(line)
         spec, model, data = build(new_spec(line))

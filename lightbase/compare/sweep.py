@@ -86,6 +86,10 @@ def run(options: Namespace) -> Study:
 Flags = list[str]  # of train.py
 
 
+def train_run(args: Flags) -> None:
+    train_flags(args)
+
+
 @dataclass
 class Sweep:
     """Trials that several processes may train at once.
@@ -169,7 +173,7 @@ class Sweep:
         ):
             try:
                 if not (run / "metrics.json").is_file():  # not killed after its end
-                    train_flags(self.arguments(run, trial.params))
+                    train_run(self.arguments(run, trial.params))
                 best = 0.0  # Optuna needs a value
                 if self.monitor:
                     progress = read_json(run / "progress.json")

@@ -137,9 +137,9 @@ class Restart:
         return config | {"name": self.name, "trainer": trainer}
 
 
-def find_restart(line: CommandLine) -> Restart | None:
+def find_restart(line: CommandLine, restarts: bool = False) -> Restart | None:
     """Return the run that --ckpt_path names, or None if the command starts a new run.
-    torchrun may have started the command again, see `restarted_run`.
+    restarts: Whether torchrun may have started the command again, see `restarted_run`.
 
     --ckpt_path last, or the path of the newest state of a run (see `is_newest`),
     continues the run in its folder. --ckpt_path best, or another path, starts a new run
@@ -148,9 +148,11 @@ def find_restart(line: CommandLine) -> Restart | None:
     Raises UserError if there is no such run, if it is somebody else's, or if its
     checkpoint is not sound.
     """
+    if line.place("print_config") in TRUE:
+        return None
     ckpt_path = line.place("ckpt_path")
     restarted = None
-    if ckpt_path is None:
+    if restarts and ckpt_path is None:
         restarted = restarted_run(line)
     if restarted:
         say(

@@ -117,7 +117,7 @@ def test_a_trial_continues_wherever_it_was_killed(sweep, tmp_path, monkeypatch):
 
 
 def test_the_best_flags_have_the_best_value(sweep, capsys, monkeypatch):
-    monkeypatch.setattr(sweep_module, "train_flags", write_run)
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
     for mode, best in (("max", "0.2"), ("min", "0.1")):
         monitor = ("--monitor", "val/loss", "--monitor_mode", mode)
         sweep("--search", "model.lr=0.1,0.2", *monitor, name=mode)
@@ -136,7 +136,7 @@ def test_a_setting_is_ranked_by_the_mean_of_its_repeats(
 ):
     """The setting 0.1 has the best mean, but a failure; 0.3 has the best single trial.
     The table is the same when the sweep continues."""
-    monkeypatch.setattr(sweep_module, "train_flags", write_run)
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
     searches = f"--search {repeats} --search model.lr=0.1,0.2,0.3"
     outputs = []
     for _ in range(2):
@@ -220,12 +220,12 @@ def test_a_full_disk_and_a_signal_end_the_sweep(sweep, tmp_path, monkeypatch):
     a signal has failed."""
     grid = ("--search", "model.lr=0.1,0.2")
     for train, status in ((full_disk, 1), (signal_and_fail, 143)):
-        monkeypatch.setattr(sweep_module, "train_flags", train)
+        monkeypatch.setattr(sweep_module, "train_run", train)
         with pytest.raises(SystemExit) as caught:
             sweep(*grid)
         assert caught.value.code == status
     assert "a bug" in (tmp_path / "tried" / "trial_000" / "output.txt").read_text()
-    monkeypatch.setattr(sweep_module, "train_flags", write_run)
+    monkeypatch.setattr(sweep_module, "train_run", write_run)
     states = [trial.state.name for trial in sweep(*grid).trials]
     assert states == ["FAIL", "COMPLETE"]
 
