@@ -28,8 +28,8 @@ STAY = ("programs.py", "multiprocessing.resource_tracker", "compile_worker")
 """Parts of the commands of processes that serve all tests: they fork programs, and are
 started once by Python and by torch.compile."""
 
-TQDMS = "tqdm_monitor"
-"""The thread that serves all progress bars."""
+SERVE_ALL = ("tqdm_monitor", "ThreadPoolExecutor")
+"""How the names of threads begin that stay: of all progress bars, and of torch.compile."""
 
 TORCHS = signal.SIGCHLD
 """The signal for which torch keeps a handler from the first worker of a loader on."""
@@ -68,7 +68,7 @@ def leaves_nothing(temporary_folder: None) -> Iterator[None]:
     yield
     left = []
     for thread in {*threading.enumerate()} - threads:
-        if thread.name != TQDMS:
+        if not thread.name.startswith(SERVE_ALL):
             thread.join(GRACE_S)
             if thread.is_alive():
                 left.append(f"the thread {thread.name}")
