@@ -28,8 +28,8 @@ STAY = ("programs.py", "multiprocessing.resource_tracker", "compile_worker")
 """Parts of the commands of processes that serve all tests: they fork programs, and are
 started once by Python and by torch.compile."""
 
-SERVE_ALL = ("tqdm_monitor", "ThreadPoolExecutor")
-"""How the names of threads begin that stay: of all progress bars, and of torch.compile."""
+TQDMS = "tqdm_monitor"
+"""The thread that serves all progress bars."""
 
 TORCHS = signal.SIGCHLD
 """The signal for which torch keeps a handler from the first worker of a loader on."""
@@ -68,7 +68,7 @@ def leaves_nothing(temporary_folder: None) -> Iterator[None]:
     yield
     left = []
     for thread in {*threading.enumerate()} - threads:
-        if not thread.name.startswith(SERVE_ALL):
+        if thread.name != TQDMS and thread not in compile_threads():
             thread.join(GRACE_S)
             if thread.is_alive():
                 left.append(f"the thread {thread.name}")
@@ -83,6 +83,14 @@ def leaves_nothing(temporary_folder: None) -> Iterator[None]:
         if after[name] != before[name]:
             left.append(f"{name}: {difference(before[name], after[name])}")
     assert not left, f"this test leaves behind: {'; '.join(left)}"
+
+
+def compile_threads() -> set[threading.Thread]:
+    """Return the threads with which torch.compile serves all tests."""
+    compiler: Any = sys.modules.get("torch._inductor.async_compile")
+    if not compiler:
+        return set()
+    return {*compiler.AsyncCompile.pool()._threads}
 
 
 def state() -> dict[str, Any]:
